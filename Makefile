@@ -105,7 +105,7 @@ lint: setup ## formatting and static checks
 	@$(env) ruff format --check --quiet
 	@$(env) clang-format --dry-run --Werror $(cpp)
 	@# The scripts of the report's page are one text.
-	@$(env) mkdir -p target; cat pybridge/python/torch_tandem/_report/*.js > target/report.js; \
+	@$(env) mkdir -p target; cat pybridge/python/torch_tandem/_report/page/*.js > target/report.js; \
 	    biome lint --error-on-warnings --log-level=error target/report.js
 
 format: setup ## format and fix in place

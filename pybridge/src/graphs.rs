@@ -1,4 +1,4 @@
-//! The TraceGraph and the symbolic graph as plain data, which `_report_types.py` describes to Python.
+//! The TraceGraph and the symbolic graph as plain data, which `_report/types.py` describes to Python.
 
 use serde::Serialize;
 use tandem_runtime::engine::Engine;

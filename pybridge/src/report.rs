@@ -1,6 +1,6 @@
 //! The report: all counters so far, as plain data.
 //!
-//! [`Report`] is serialized as it is; `_report_types.py` describes the same data to Python. Operators, locations and
+//! [`Report`] is serialized as it is; `_report/types.py` describes the same data to Python. Operators, locations and
 //! enumerations are names, and fields whose names end in `_us` are in microseconds.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! The check of a program's state before a call of a function is replayed.
 //!
-//! `_walk.py` walks over the state that a recorded call could read, and lists each value: how the value is reached
-//! from a value that was listed before, and what the value has to be. Before a replay, the check visits the values from
-//! which other values are reached, in the same order, and compares the objects that they hold with those that they held
-//! at the previous check.
+//! `_functions/walk.py` walks over the state that a recorded call could read, and lists each value: how the value is
+//! reached from a value that was listed before, and what the value has to be. Before a replay, the check visits the
+//! values from which other values are reached, in the same order, and compares the objects that they hold with those
+//! that they held at the previous check.
 //!
 //! **Speed.** A value that has not been replaced is still the same object, so one comparison of pointers is enough.
 //! CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict takes one comparison too.
@@ -111,7 +111,7 @@ type Listed<'py> = (char, usize, Bound<'py, PyAny>, char, Bound<'py, PyAny>, usi
 #[pymethods]
 impl StateCheck {
     /// Takes a tuple for each value: a letter for the access, the number of the parent, and an operand; a letter for
-    /// what the value has to be, and two operands. `_state.py` lists the letters.
+    /// what the value has to be, and two operands. `_functions/state.py` lists the letters.
     #[new]
     fn new(py: Python<'_>, listed: Vec<Listed<'_>>) -> PyResult<StateCheck> {
         let mut values: Vec<Value> = Vec::with_capacity(listed.len());

@@ -1,9 +1,9 @@
 """Runs a program and writes the times of its iterations to times.json: `timed.py eager|tandem PROGRAM`.
 
 An iteration ends with `optimizer.step()` or, before the first such call, with the outermost call of a module
-without gradients, as for Tandem (`torch_tandem/_iterations.py`). Tandem's work is asynchronous, so iterations
-are timed in blocks, and the end of a block waits for the work. Apart from this, the program runs as with
-`python PROGRAM` and `tandem run PROGRAM`.
+without gradients, as for Tandem (`torch_tandem/_device/iterations.py`). Tandem's work is asynchronous, so
+iterations are timed in blocks, and the end of a block waits for the work. Apart from this, the program runs
+as with `python PROGRAM` and `tandem run PROGRAM`.
 """
 
 import json

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch_tandem
 from torch.utils._pytree import tree_flatten, tree_map
-from torch_tandem._report_types import Report
+from torch_tandem._report.types import Report
 
 Program = Callable[[str], Iterator[Any]]
 

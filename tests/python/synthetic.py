@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from torch_tandem._report_types import Block, Graphs, Loop, Node, Phase, Report, Step, Timeline
+from torch_tandem._report.types import Block, Graphs, Loop, Node, Phase, Report, Step, Timeline
 from typed import empty
 
 MODEL, TRAIN = "/home/user/project/model.py", "/home/user/project/train.py"

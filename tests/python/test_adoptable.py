@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from torch_tandem._adoptable import line_that_chooses_the_host
+from torch_tandem._program.adoptable import line_that_chooses_the_host
 
 CHOOSES = [
     'def f(x, device="cpu"): ...',

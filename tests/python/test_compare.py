@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from interrupts import interrupted
-from torch_tandem import _compare
+from torch_tandem._command.compare import Process, measure, needed, ratios, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,7 +110,7 @@ def test_as_many_iterations_as_are_needed_are_enough(steps, each):
     """Stand-ins for the processes run scripts that end after a given number of iterations."""
 
     def pairs(made):
-        sides = [_compare.Process(name, []) for name in ("eager", "tandem")]
+        sides = [Process(name, []) for name in ("eager", "tandem")]
         for side in sides:
             side.left = made - 1
 
@@ -120,21 +120,21 @@ def test_as_many_iterations_as_are_needed_are_enough(steps, each):
                 return {"steps": ran, "seconds": ran * each, "last": side.ended, "operators": {}}
 
             side.run = run
-        _compare.measure(*sides, steps)
-        return len(_compare.ratios(*sides))
+        measure(*sides, steps)
+        return len(ratios(*sides))
 
-    enough = _compare.needed(steps)
+    enough = needed(steps)
     assert enough <= steps
     assert pairs(enough) >= 2
     assert each == 1.0 or pairs(enough - 1) < 2  # blocks of slow iterations are shorter
 
 
 def test_ratios_that_vary_widely_are_said_to():
-    eager, tandem = _compare.Process("eager", []), _compare.Process("Tandem", [])
+    eager, tandem = Process("eager", []), Process("Tandem", [])
     eager.per_step, tandem.per_step = [1.0] * 4, [1.0, 0.9, 1.1, 1.0]
-    assert _compare.spread(eager, tandem) == ""
+    assert spread(eager, tandem) == ""
     tandem.per_step = [1.0, 0.1, 2.0, 0.5]
-    assert "vary widely" in _compare.spread(eager, tandem)
+    assert "vary widely" in spread(eager, tandem)
 
 
 CUDA = """

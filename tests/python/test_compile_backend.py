@@ -10,7 +10,7 @@ import torch_tandem
 from torch import nn
 from torch._dynamo.backends.debugging import ExplainWithBackend
 from torch.nn import functional as F
-from torch_tandem import _iterations
+from torch_tandem._device import iterations
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -207,7 +207,7 @@ def test_modules_that_call_modules(dynamic):
             losses.append(loss.item())
         return torch.tensor(losses)
 
-    _iterations.install()
+    iterations.install()
     ours = train("tandem", lambda model: torch.compile(model, backend="tandem", dynamic=dynamic))
     torch.testing.assert_close(ours, train("cpu", lambda model: model), rtol=1e-5, atol=1e-6)
     assert replayed() > 10

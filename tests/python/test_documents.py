@@ -19,7 +19,9 @@ import torch_tandem
 from documents import PAGES, PROGRAMS, ROOT, Code, Command, codes, commands, options, parsers
 from functions import batches, mlp, replayed
 from torch.nn import functional as F
-from torch_tandem import _findings, _function_types, cli
+from torch_tandem import cli
+from torch_tandem._functions.types import Replayed
+from torch_tandem._report import findings
 
 CODES = codes()
 COMMANDS = {str(command): command for code in CODES for command in commands(code)}
@@ -173,8 +175,8 @@ def test_the_model_elsewhere_is_described_as_in_the_page():
         "library": "skorch",
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_findings, "source", lambda line: source)
-        [finding] = _findings.models({"models_elsewhere": [model]})
+        patch.setattr(findings, "source", lambda line: source)
+        [finding] = findings.models({"models_elsewhere": [model]})
     assert f"{finding.text} {finding.advice}".split() == block.text.split()
 
 
@@ -529,7 +531,7 @@ def test_names_of_the_package_exist():
             functools.reduce(getattr, path.split("."), torch.tandem)
         if code.page == "docs/functions.md":
             for name in re.findall(r"\bstep\.(\w+)", code.text):
-                assert hasattr(_function_types.Replayed, name), f"{code}: functions have no {name}"
+                assert hasattr(Replayed, name), f"{code}: functions have no {name}"
 
 
 def test_calls_of_the_package_fit_its_functions():
@@ -552,7 +554,7 @@ def test_what_the_package_offers_is_documented():
         assert re.search(rf"\btorch_tandem\.{name}\b", text), f"no page has torch_tandem.{name}"
     for name in torch_tandem.function.__kwdefaults__:
         assert re.search(rf"\b{name}=", text), f"no page has the option {name} of torch_tandem.function"
-    for name in vars(_function_types.Replayed):
+    for name in vars(Replayed):
         assert name.startswith("_") or re.search(rf"\.{name}\(", text), f"no page has {name}() of functions"
 
 

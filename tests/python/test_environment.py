@@ -9,7 +9,8 @@ from pathlib import Path
 
 import forked
 import pytest
-from torch_tandem import _environment, api
+from torch_tandem import api
+from torch_tandem._startup import environment
 
 STEPS = """
 import torch, torch_tandem
@@ -112,7 +113,7 @@ def test_the_command_says_it_without_a_line(tmp_path):
 def test_all_variables_of_the_page_are_known():
     page = Path(__file__).parents[2] / "docs" / "environment.md"
     named = set(re.findall(r"TANDEM_[A-Z_]+", page.read_text()))
-    assert named == _environment.KNOWN
+    assert named == environment.KNOWN
 
 
 @pytest.mark.parametrize("command", [["run"], ["compare"], ["launch", "-n", "2"]])
@@ -151,7 +152,7 @@ ADAPTERS = [
 def test_devices_that_exist(monkeypatch, asked, fits):
     monkeypatch.setenv("TANDEM_DEVICE", asked)
     monkeypatch.setattr(api, "list_devices", lambda: ADAPTERS)
-    assert (not _environment.names_adapter() or _environment.device_error() is None) == fits
+    assert (not environment.names_adapter() or environment.device_error() is None) == fits
 
 
 @pytest.mark.parametrize(("software", "fits"), [("0", False), ("1", True)])
@@ -159,7 +160,7 @@ def test_a_software_adapter_has_to_be_allowed(monkeypatch, software, fits):
     monkeypatch.setenv("TANDEM_DEVICE", "gpu")
     monkeypatch.setenv("TANDEM_ALLOW_SOFTWARE", software)
     monkeypatch.setattr(api, "list_devices", lambda: ADAPTERS[1:])
-    error = _environment.device_error()
+    error = environment.device_error()
     assert (error is None) == fits
     assert fits or "TANDEM_ALLOW_SOFTWARE=1" in error
 

@@ -5,8 +5,8 @@ from typing import Unpack, get_overloads, get_type_hints
 import pytest
 import torch
 import torch_tandem
-from torch_tandem._function import Function
-from torch_tandem._function_types import Decorator, Options, P, R, Replayed
+from torch_tandem._functions.function import Function
+from torch_tandem._functions.types import Decorator, Options, P, R, Replayed
 
 # The annotations as written. `staticmethod` has no parameters at run time.
 OVERLOADS = [overload.__annotations__ for overload in get_overloads(torch_tandem.function)]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from torch_tandem import _load
+from torch_tandem._startup import load
 
 IMPORT = """
 import sys, types
@@ -33,10 +33,10 @@ def test_an_unknown_torch_gets_a_sentence(version):
 
 def test_the_shim_is_that_of_the_minor_version():
     major, minor = torch.__version__.split(".")[:2]
-    assert _load._shim_for(f"{major}.{minor}.99+cpu").stem == f"_shim_torch{major}{minor}"
+    assert load._shim_for(f"{major}.{minor}.99+cpu").stem == f"_shim_torch{major}{minor}"
 
 
 def test_a_package_without_shims_is_not_built(monkeypatch, tmp_path):
-    monkeypatch.setattr(_load, "__file__", str(tmp_path / "_load.py"))
+    monkeypatch.setattr(load, "__file__", str(tmp_path / "_startup" / "load.py"))
     with pytest.raises(ImportError, match="not built here"):
-        _load._shim_for(torch.__version__)
+        load._shim_for(torch.__version__)

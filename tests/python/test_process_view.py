@@ -18,7 +18,9 @@ from types import SimpleNamespace
 import pytest
 import torch_tandem
 from interrupts import interrupted
-from torch_tandem import _findings, _interrupt, _script, _tracebacks
+from torch_tandem._command import interrupt
+from torch_tandem._program import scripts, tracebacks
+from torch_tandem._report import findings
 
 SCRIPT = Path(__file__).with_name("process_view.py")
 
@@ -73,7 +75,7 @@ def load(path):
     spec.loader.exec_module(module)
     return module
 
-files = {_script.__file__!r}, {_interrupt.__file__!r}, {_tracebacks.__file__!r}
+files = {scripts.__file__!r}, {interrupt.__file__!r}, {tracebacks.__file__!r}
 runner, interrupt, tracebacks = map(load, files)
 _, first, *args = sys.argv
 script = runner.find_module(args.pop(0)) if first == "-m" else runner.find_file(first)
@@ -285,9 +287,9 @@ def test_a_line_in_a_notebook_has_its_cell(monkeypatch):
     names = {"/tmp/ipykernel_1/2.py": ("Cell", "In[6]")}
     shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert _findings.short_line("/tmp/ipykernel_1/2.py:3 in step") == "In[6], line 3 in step"
-    assert _findings.short_line("/tmp/ipykernel_1/2.py:3") == "In[6], line 3"
-    assert _findings.short_line("/other/file.py:3 in step") == "/other/file.py:3 in step"
+    assert findings.short_line("/tmp/ipykernel_1/2.py:3 in step") == "In[6], line 3 in step"
+    assert findings.short_line("/tmp/ipykernel_1/2.py:3") == "In[6], line 3"
+    assert findings.short_line("/other/file.py:3 in step") == "/other/file.py:3 in step"
 
 
 def test_a_summary_is_plain_text_in_a_notebook(monkeypatch):

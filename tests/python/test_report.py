@@ -14,8 +14,9 @@ import synthetic
 import torch
 import torch_tandem
 from browser import Browser, Unusable
-from torch_tandem import _findings, _perfetto, _report, _summary
-from torch_tandem._report_types import (
+from torch_tandem._report import findings, perfetto, summary
+from torch_tandem._report import page as pages
+from torch_tandem._report.types import (
     Adapter,
     Block,
     CoreReport,
@@ -70,7 +71,7 @@ def synthetic_page(nodes: int = 300, hostile: bool = False) -> str:
             node["op"] += synthetic.HOSTILE
             node["line"] += synthetic.HOSTILE
             node["stack"] = [frame + synthetic.HOSTILE for frame in node["stack"]]
-    return _report.page(report, synthetic.timeline(report, hostile), graphs)
+    return pages.html(report, synthetic.timeline(report, hostile), graphs)
 
 
 # --- Measurements ---
@@ -122,7 +123,7 @@ def small_page(report: Report, nodes: int) -> str:
     only = synthetic.graphs(300)["nodes"][0]
     block = empty(Block, nodes=[1], ends=True)
     graphs = empty(Graphs, nodes=[only], blocks=[block], entry=[0]) if nodes else empty(Graphs)
-    return _report.page(report, empty(Timeline), graphs)
+    return pages.html(report, empty(Timeline), graphs)
 
 
 def test_hostile_text_stays_text():
@@ -244,11 +245,11 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
         divergences=[empty(Divergence, line="a.py:3 in f", count=3)],
         fetches=[empty(Fetch, line=f"{script}:2 in train", count=9, wait_us=39_000_000)],
     )
-    assert _findings.verdict(report) == (
+    assert findings.verdict(report) == (
         "97 % of 1.2 M operator calls co-executed; 3 divergences; "
         "Python waited 41 % of the time, most at train.py:2 (print(loss.item()))."
     )
-    slow = _findings.findings(report)[0]
+    slow = findings.findings(report)[0]
     assert slow.severity == "slow" and "39 % of the time" in slow.text and "less often" in slow.advice
 
 
@@ -263,7 +264,7 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
 def test_pace(times, severity, words):
     times = {key: us * 10_000 for key, us in times.items()}
     report = empty(Report, ops_captured=10, ops_coexecuted=10, **times)
-    assert any(f.severity == severity and words in f.text for f in _findings.findings(report))
+    assert any(f.severity == severity and words in f.text for f in findings.findings(report))
 
 
 def test_times_are_of_settled_iterations():
@@ -271,7 +272,7 @@ def test_times_are_of_settled_iterations():
     for step in report["steps"]:
         step["python_stall_us"], step["python_kernels_us"] = step["python_exec_us"], 0
     report["python_exec_us"] = 10**10  # imports
-    assert "Python waited 50 % of the time" in _findings.verdict(report)
+    assert "Python waited 50 % of the time" in findings.verdict(report)
 
 
 ROUNDED = 3  # microseconds: each kind of time is rounded down
@@ -327,9 +328,9 @@ def settled(**times) -> Report:
 
 def test_kernels_on_pythons_thread_are_not_waiting():
     report = settled(python_exec_us=100, python_kernels_us=900, runner_stall_us=1000)
-    assert "Python waited 0 % of the time" in _findings.verdict(report)
-    assert any("kernels set the pace" in finding.text for finding in _findings.findings(report))
-    assert _findings.shares_of_time(report) == {
+    assert "Python waited 0 % of the time" in findings.verdict(report)
+    assert any("kernels set the pace" in finding.text for finding in findings.findings(report))
+    assert findings.shares_of_time(report) == {
         "PythonRunner": {"running the program": "10 %", "waiting": "0 %", "executing kernels": "90 %"},
         "GraphRunner": {"executing kernels": "0 %", "idle": "100 %"},
     }
@@ -338,15 +339,15 @@ def test_kernels_on_pythons_thread_are_not_waiting():
 def test_the_wait_for_the_last_iterations_counts():
     report = settled(python_exec_us=1000, runner_exec_us=900)
     report["running"] = empty(Step, python_stall_us=900_000, runner_exec_us=880_000)
-    assert "Python waited 91 % of the time" in _findings.verdict(report)
-    assert not any("Python sets the pace" in finding.text for finding in _findings.findings(report))
+    assert "Python waited 91 % of the time" in findings.verdict(report)
+    assert not any("Python sets the pace" in finding.text for finding in findings.findings(report))
 
 
 @pytest.mark.parametrize(("waited", "named"), [(900, False), (60_000, True)])
 def test_a_line_is_named_if_it_waits_for_a_notable_share(waited, named):
     report = settled(python_exec_us=400, python_stall_us=600, runner_exec_us=600)
     report["fetches"] = [empty(Fetch, line="a.py:3 in f", count=100, wait_us=waited)]
-    assert ("a.py:3" in _findings.verdict(report)) == named
+    assert ("a.py:3" in findings.verdict(report)) == named
 
 
 @pytest.mark.parametrize(
@@ -364,7 +365,7 @@ def test_divergences_are_a_finding_if_they_are_frequent_or_cost_time(steps, coun
     report["steps"], report["steps_coexecuted"] = report["steps"][:steps], steps
     line = empty(Divergence, line="a.py:3 in f", what="operator", count=count, cost_us=cost_us, last=steps)
     report["divergences"] = [line]
-    assert any("diverg" in finding.text for finding in _findings.findings(report)) == found
+    assert any("diverg" in finding.text for finding in findings.findings(report)) == found
 
 
 NEW_LINES = [empty(Divergence, line=f"a.py:{number} in f", count=count) for number, count in ((1, 2), (2, 9))]
@@ -383,7 +384,7 @@ NEW_LINES = [empty(Divergence, line=f"a.py:{number} in f", count=count) for numb
 def test_unrecorded_iterations(figures, severity):
     late = dict(ops_after_10=100, ops_coexecuted_after_10=50)
     report = empty(Report, ops_captured=100, ops_coexecuted=50, divergences=NEW_LINES, **late, **figures)
-    found = _findings.findings(report)
+    found = findings.findings(report)
     unrecorded = [finding for finding in found if "unrecorded" in finding.text]
     assert [finding.severity for finding in unrecorded] == ([severity] if severity else [])
     assert all(finding.line == "a.py:2 in f" for finding in unrecorded)
@@ -399,20 +400,20 @@ def test_a_program_that_never_repeats_is_told_so():
     report = torch_tandem.report()
     torch_tandem.reset()
     assert report["ops_unrecorded"] == 2 * 24
-    assert any("unrecorded" in finding.text for finding in _findings.findings(report))
+    assert any("unrecorded" in finding.text for finding in findings.findings(report))
 
 
 def test_every_kind_of_divergence_has_advice():
-    assert set(_findings.ADVICE) == set(get_args(What))
+    assert set(findings.ADVICE) == set(get_args(What))
 
 
 def test_summary_of_divergences(monkeypatch):
     monkeypatch.setattr(sys, "argv", [synthetic.TRAIN])
-    text = _summary.explanation(synthetic.report())
+    text = summary.explanation(synthetic.report())
     assert re.search(r"times +line +operator +what +expected +got +cost", text)
     assert re.search(r"48 +clip_grad_norm_ +operator +add_.Tensor +linalg_vector_norm +81.30 ms", text)
     assert "after the tenth iteration" in text and "feeds" not in text
-    assert "feeds: 65,600" in _summary.text(synthetic.report(), verbose=True)
+    assert "feeds: 65,600" in summary.text(synthetic.report(), verbose=True)
 
 
 def test_iterations_with_a_traced_operator_and_all_divergences_are_counted():
@@ -442,7 +443,7 @@ def test_trace_is_what_viewers_read(tmp_path):
     # Neighboring events overlap, as rounding can make them do.
     timeline["python"] += [[5, 10, "stall", 1, ""], [14, 8, "fetch", 1, "a.py:1 in f"]]
     path = tmp_path / "trace.json"
-    _perfetto.write(str(path), timeline, report["steps"])
+    perfetto.write(str(path), timeline, report["steps"])
     trace = json.loads(path.read_text())
     check_trace(trace)
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
@@ -450,7 +451,7 @@ def test_trace_is_what_viewers_read(tmp_path):
     slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert {e["cat"] for e in slices} == {"iteration", "stall", "trace", "fetch", "execute", "block"}
     assert sum(e["cat"] == "block" for e in slices) == len(timeline["runs"])
-    assert any(e["cat"] == "block" and e["tid"] == _perfetto._PYTHON for e in slices)
+    assert any(e["cat"] == "block" and e["tid"] == perfetto._PYTHON for e in slices)
     counters = [e for e in trace["traceEvents"] if e["ph"] == "C"]
     assert sum(sum(e["args"].values()) for e in counters) == report["ops_captured"]
 
@@ -480,7 +481,7 @@ def check_trace(trace):
 def test_execution_fills_what_is_left_of_an_iteration():
     python = [[0, 10, "trace", 1, ""], [30, 20, "fetch", 1, ""], [95, 10, "stall", 1, ""]]
     timeline = empty(Timeline, python=python, steps=[[1, 0, 100], [2, 100, 120]])
-    events = _perfetto.trace(timeline, [])["traceEvents"]
+    events = perfetto.trace(timeline, [])["traceEvents"]
     executing = sorted((e["ts"], e["dur"]) for e in events if e.get("cat") == "execute")
     assert executing == [(10, 20), (50, 45), (105, 15)]
 
@@ -670,7 +671,7 @@ def test_kernels_come_first_and_lead_to_the_graph(browser):
 def test_times_on_a_long_axis_differ(browser):
     browser.open(synthetic_page())
     scripts = "".join(
-        (Path(_report.__file__).parent / f"{name}.js").read_text() for name in ("basics", "timeline")
+        (Path(pages.__file__).parent / f"{name}.js").read_text() for name in ("basics", "timeline")
     )
     names = ("axisTime", "roundDuration", "duration")
     functions = "".join(

@@ -1,5 +1,6 @@
-"""Rules for the source: files of a crate, and of the C++ shim, import each other without cycles."""
+"""Rules for the source: files of a crate, of the shim and of the package need each other without cycles."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,68 @@ def test_files_of_the_shim_include_each_other_without_cycles() -> None:
     assert sum(map(len, edges.values())) > len(edges)
     assert cycles(edges) == []
     assert cycles(folders) == []
+
+
+PACKAGE = ROOT / "pybridge" / "python" / "torch_tandem"
+
+
+def imported_when_loaded(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The imports of a Python module outside of its functions: a module, and a name that it has."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from imported_when_loaded(node)
+
+
+def graph_of_the_package() -> dict[Module, set[Module]]:
+    """What each module of the Python package imports of it when it is loaded, in all folders."""
+    texts: dict[Module, str] = {("torch_tandem", "_core"): ""}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        texts[parts[:-1] if parts[-1] == "__init__" else parts] = path.read_text()
+    edges: dict[Module, set[Module]] = {}
+    for module, text in texts.items():
+        names = [(*source.split("."), name) for source, name in imported_when_loaded(ast.parse(text))]
+        # What is imported from a folder is a module of it, or else a name in its own module.
+        found = {name if name in texts else name[:-1] for name in names}
+        edges[module] = found & texts.keys() - {module}
+    return edges
+
+
+def test_modules_of_the_package_import_each_other_without_cycles() -> None:
+    """No Python module needs itself when it is loaded."""
+    edges = graph_of_the_package()
+    assert ("torch_tandem", "_functions", "walk") in edges[("torch_tandem", "_functions", "function")]
+    assert sum(map(len, edges.values())) > len(edges)
+    assert cycles(edges) == []
+
+
+def test_folders_of_the_package_import_those_above_them() -> None:
+    """Folders import each other in the order of the table in ARCHITECTURE.md, which has all of them."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    _, table = page.split("| folder of `pybridge/python/torch_tandem/` | contents |")
+    order = re.findall(r"(?m)^\| `(_\w+)/` \|", table.split("\n\n")[0])
+    assert sorted(order) == sorted(path.parent.name for path in PACKAGE.glob("_[a-z]*/__init__.py"))
+    wrong = [
+        (module, to)
+        for module, found in graph_of_the_package().items()
+        for to in found
+        if len(module) > 1 and len(to) > 1 and module[1] in order and to[1] in order
+        if order.index(module[1]) < order.index(to[1])
+    ]
+    assert wrong == []
+
+
+def test_folders_and_modules_of_the_package_import_each_other_without_cycles() -> None:
+    """No folder needs itself through others, nor through a module beside the folders."""
+    edges: dict[Module, set[Module]] = {}
+    for module, found in graph_of_the_package().items():
+        edges.setdefault(module[:2], set()).update({to[:2] for to in found} - {module[:2]})
+    assert cycles(edges) == []
 
 
 def test_a_cycle_is_found() -> None:

@@ -5,20 +5,20 @@ Importing this package registers the device `"tandem"`. `tandem run script.py` r
 
 from importlib import metadata as _metadata
 
-from torch_tandem import _command
+from torch_tandem._startup.deferral import is_waiting as _is_waiting
 
 try:
     __version__ = _metadata.version("torch-tandem")
 except _metadata.PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
 
-if not _command.is_waiting:
-    from torch_tandem._load import load_core as _load_core
+if not _is_waiting:
+    from torch_tandem._startup.load import load_core as _load_core
 
     _core = _load_core()
 
-    from torch_tandem import _register
-    from torch_tandem._wrap import function
+    from torch_tandem._functions.wrap import function
+    from torch_tandem._startup.register import register as _register
     from torch_tandem.api import (
         explain,
         is_available,
@@ -37,7 +37,7 @@ if not _command.is_waiting:
         synchronize,
     )
 
-    _register.register()
+    _register()
 
 __all__ = [
     "explain",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from torch_tandem._report_types import Adapter, CoreReport, Graphs, MemorySnapshot, Mode, Timeline
+from torch_tandem._report.types import Adapter, CoreReport, Graphs, MemorySnapshot, Mode, Timeline
 
 def connect(core: str, shim: Path) -> None:
     """Load the C++ shim in file `shim` and connect it to this module, whose file is `core`."""

@@ -5,7 +5,7 @@ is called without `device=`. Parameters and results of factories are then create
 become slower (`torch.set_default_device` slows down every call). Data from NumPy or from files stays on the
 host, and is fed to ops that also have tandem tensors.
 
-With `--adopt auto`, a program is adopted unless it chooses devices itself; see `_adoptable.py`.
+With `--adopt auto`, a program is adopted unless it chooses devices itself; see `_program/adoptable.py`.
 """
 
 import ctypes
@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem import _adoptable, _host_arguments, _notes, _sharing
-from torch_tandem._sharing import has_aliases, move_to_host
+from torch_tandem._device import host_arguments, sharing
+from torch_tandem._device.sharing import has_aliases, move_to_host
+from torch_tandem._program import adoptable
+from torch_tandem._report import notes
 
 # --- the device of factories -------------------------------------------------------------------
 
@@ -84,18 +86,18 @@ _ADOPTED = "the program names no device: its tensors were adopted (--adopt never
 
 def install_unless_it_chooses(source: str) -> None:
     """Adopt the tensors of a script, unless its source or a module that it imports chooses devices."""
-    if _adoptable.names_a_device(source):
+    if adoptable.names_a_device(source):
         return
     install()
-    _notes.add(_ADOPTED)
-    _adoptable.watch_imports(_withdraw)
+    notes.add(_ADOPTED)
+    adoptable.watch_imports(_withdraw)
 
 
 def _withdraw(place: str) -> None:
     """Adopt no more tensors: a module names the host, and may compare it with the devices of tensors."""
     _allocate_on_host()
-    _notes.remove(_ADOPTED)
-    _notes.add(
+    notes.remove(_ADOPTED)
+    notes.add(
         f"the program's tensors are not adopted, because {place} chooses the host. To run it on Tandem, name "
         '"cuda" where the program makes models and tensors; --adopt always adopts them all the same'
     )
@@ -110,12 +112,12 @@ def install() -> None:
     torch.Tensor.numpy = _numpy
     torch.Tensor.__array__ = _array
     torch.Tensor.pin_memory = _pin_memory
-    torch.Tensor.share_memory_ = _sharing.share_memory_
+    torch.Tensor.share_memory_ = sharing.share_memory_
     torch._tensor_str._add_suffixes = _add_suffixes
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
     _workers_read_host_tensors()
-    _host_arguments.install()
+    host_arguments.install()
 
 
 _original_numpy = torch.Tensor.numpy

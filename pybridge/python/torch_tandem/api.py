@@ -5,21 +5,11 @@ import warnings
 
 import torch
 
-from torch_tandem import (
-    _candidates,
-    _core,
-    _counters,
-    _decorate,
-    _function,
-    _machine,
-    _notes,
-    _perfetto,
-    _report,
-    _residence,
-    distributed,
-)
-from torch_tandem._report_types import Adapter, Mode, Report
-from torch_tandem._summaries import summaries
+from torch_tandem import _core, distributed
+from torch_tandem._functions import counters, decorate, function
+from torch_tandem._report import candidates, machine, notes, page, perfetto, residence
+from torch_tandem._report.summaries import summaries
+from torch_tandem._report.types import Adapter, Mode, Report
 
 _UNRECORDED = "torch_tandem.record() was not called before the operators ran"
 
@@ -72,12 +62,12 @@ def report() -> Report:
     compared = core["kernels"] and core["executor"] == "cpu"
     return {
         **core,
-        "notes": [*core["notes"], *_notes.lines(), *_decorate.notes()],
-        "functions": _function.counters(),
-        "models_elsewhere": _residence.models(),
-        "candidates": _candidates.found(),
+        "notes": [*core["notes"], *notes.lines(), *decorate.notes()],
+        "functions": function.counters(),
+        "models_elsewhere": residence.models(),
+        "candidates": candidates.found(),
         "collectives": distributed.counters(),
-        "machine": _machine.peaks() if compared else None,
+        "machine": machine.peaks() if compared else None,
     }
 
 
@@ -88,10 +78,10 @@ def reset() -> None:
 
 def reset_report() -> None:
     """Reset the counters of the report."""
-    _notes.clear()
-    _candidates.clear()
-    _residence.clear()
-    _counters.forget_gone()
+    notes.clear()
+    candidates.clear()
+    residence.clear()
+    counters.forget_gone()
     distributed.forget()
     _core.reset_report()
 
@@ -115,7 +105,7 @@ def save_report(path: str | os.PathLike[str]) -> None:
     shown, timeline = report(), _core.timeline()
     if shown["ops_captured"] and not any(timeline.values()):
         shown["notes"].append(f"there are no timeline and no kernels: {_UNRECORDED}")
-    _report.write(os.fspath(path), shown, timeline, _core.graph())
+    page.write(os.fspath(path), shown, timeline, _core.graph())
 
 
 def save_trace(path: str | os.PathLike[str]) -> None:
@@ -124,7 +114,7 @@ def save_trace(path: str | os.PathLike[str]) -> None:
     shown, timeline = _core.report(), _core.timeline()
     if shown["ops_captured"] and not any(timeline.values()):
         warnings.warn(f"the trace has no events: {_UNRECORDED}", RuntimeWarning, stacklevel=2)
-    _perfetto.write(os.fspath(path), timeline, shown["steps"])
+    perfetto.write(os.fspath(path), timeline, shown["steps"])
 
 
 def save_graph(path: str | os.PathLike[str]) -> None:

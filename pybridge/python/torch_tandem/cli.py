@@ -7,8 +7,10 @@ import os
 import re
 import sys
 
-from torch_tandem import _command, _environment, _interrupt, _script, _tracebacks
-from torch_tandem._report_types import Report
+from torch_tandem._command import interrupt
+from torch_tandem._program import scripts, tracebacks
+from torch_tandem._report.types import Report
+from torch_tandem._startup import deferral, environment
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 GRAPHS = (".dot", ".svg", ".txt")
@@ -28,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return commands[options.command](options)
     except KeyboardInterrupt:  # a script's own has been shown
-        _interrupt.end()
+        interrupt.end()
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -159,10 +161,10 @@ def _end_of_launch(argv: list[str]) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Run a script in eager PyTorch and on Tandem in turn, and compare speed, losses and memory."""
-    from torch_tandem import _compare
+    from torch_tandem._command import compare
 
-    if options.steps < _compare.FEWEST:
-        options.error(f"argument --steps: {_compare.FEWEST} iterations are the minimum")
+    if options.steps < compare.FEWEST:
+        options.error(f"argument --steps: {compare.FEWEST} iterations are the minimum")
     if options.script == "-":
         options.error("standard input can be read only once, but the script runs twice: write it to a file")
     _find(options)
@@ -170,42 +172,42 @@ def _compare(options: argparse.Namespace) -> int:
     kind, name, args = "script", options.script, options.args
     if options.module is not None:
         kind, (name, *args) = "module", options.module
-    return _compare.compare([kind, name, *args], options.steps)
+    return compare.compare([kind, name, *args], options.steps)
 
 
-def _find(options: argparse.Namespace) -> tuple[_script.Script, list[str]]:
+def _find(options: argparse.Namespace) -> tuple[scripts.Script, list[str]]:
     """Return the script and its arguments, or end the process with an error."""
     try:
         if options.module is not None:
             name, *args = options.module
-            return _script.find_module(name), args
-        return _script.find_file(options.script), options.args
-    except _script.NotFound as error:
+            return scripts.find_module(name), args
+        return scripts.find_file(options.script), options.args
+    except scripts.NotFound as error:
         options.error(str(error))
 
 
 def _check_device(options: argparse.Namespace) -> None:
     """End the process with an error if TANDEM_DEVICE names no device."""
-    if _environment.names_adapter():
-        _command.load()
-        if error := _environment.device_error():
+    if environment.names_adapter():
+        deferral.load()
+        if error := environment.device_error():
             options.error(error)
 
 
 def _launch(options: argparse.Namespace) -> int:
     """Run an unchanged script in several processes of this machine, or of several machines."""
-    from torch_tandem import _launch
+    from torch_tandem._command import launch
 
     if not options.rest:
         options.error("a script is missing")
-    torchrun, run = _launch.split(options.rest)
+    torchrun, run = launch.split(options.rest)
     run_options = _parse(["run", *run])
     run_options.error = options.error
     if run_options.script == "-":
         options.error("standard input can be read only once, but several processes run the script")
     _find(run_options)
     _check_device(options)
-    return _launch.launch(options.processes, torchrun, run, options.report)
+    return launch.launch(options.processes, torchrun, run, options.report)
 
 
 def _autoload(options: argparse.Namespace) -> int:
@@ -220,8 +222,8 @@ def _devices(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    _environment.silence_drivers()
-    _command.load()
+    environment.silence_drivers()
+    deferral.load()
 
     from torch_tandem import api
 
@@ -276,31 +278,35 @@ def _run(options: argparse.Namespace) -> int:
     """Run an unchanged PyTorch script on Tandem."""
     script, args = _find(options)
     _check_device(options)
-    _command.load()
+    deferral.load()
 
-    from torch_tandem import _compile, _decorate, _notes, _spawned, adopt, api, cuda_alias
+    from torch_tandem import adopt, api, cuda_alias
+    from torch_tandem._command import spawned
+    from torch_tandem._compile import torch_compile
+    from torch_tandem._functions import decorate
+    from torch_tandem._report import notes
 
     try:
-        functions = _decorate.install(options.function)
-        code = _decorate.compile_script(script, functions) if functions else None
-    except _decorate.NoFunction as error:
+        functions = decorate.install(options.function)
+        code = decorate.compile_script(script, functions) if functions else None
+    except decorate.NoFunction as error:
         options.error(str(error))
 
     if options.mode:
         api.set_mode(options.mode)
     if options.report or options.trace:
         api.record()
-    _compile.install(options.compile)
+    torch_compile.install(options.compile)
     if options.device_alias:
         cuda_alias.install()
-        _spawned.install(options.mode, options.compile)
+        spawned.install(options.mode, options.compile)
     if options.adopt == "always":
         adopt.install()
-        _notes.add("the program's tensors were adopted (--adopt always)")
+        notes.add("the program's tensors were adopted (--adopt always)")
     elif options.adopt == "auto":
         adopt.install_unless_it_chooses(script.source())
     process = os.getpid()
-    status, error = _script.run(script, args, _tracebacks.hide_all_frames, code)
+    status, error = scripts.run(script, args, tracebacks.hide_all_frames, code)
     if os.getpid() == process:  # a child that the script forked also gets here
         has_failed = isinstance(error, Exception)  # neither by sys.exit nor by Ctrl-C
         status = _finish(options, status, has_failed)
@@ -315,13 +321,13 @@ def _finish(options: argparse.Namespace, status: int, has_failed: bool) -> int:
     The summary, which would push a traceback off the screen, is left out if the script has failed.
     """
     from torch_tandem import api
-    from torch_tandem._summaries import summaries
+    from torch_tandem._report.summaries import summaries
 
     try:
         api.synchronize()
     except Exception as late:
         if status == 0:  # otherwise this exception has most likely ended the script already
-            _script.write(f"tandem: an operator whose result was never read failed: {late}\n")
+            scripts.write(f"tandem: an operator whose result was never read failed: {late}\n")
             status = 1
     report = api.report()
     for path, write in (
@@ -334,10 +340,10 @@ def _finish(options: argparse.Namespace, status: int, has_failed: bool) -> int:
             if path:
                 write(path)
         except OSError as failure:
-            _script.write(f"tandem: cannot write {path}: {failure}\n")
+            scripts.write(f"tandem: cannot write {path}: {failure}\n")
             status = status or 1
     if not options.quiet and not has_failed and _rank() == "0" and sys.stderr:
-        _script.write("", sys.stdout)  # so that the summary follows the script's output
+        scripts.write("", sys.stdout)  # so that the summary follows the script's output
         # Nobody may read it.
         with contextlib.suppress(OSError, ValueError):
             summaries().show(report, verbose=options.verbose)

@@ -8,8 +8,8 @@ from typing import Any as _Any
 import torch
 
 from torch_tandem import _core, memory, streams
-from torch_tandem._device_index import index_of as _index_of
-from torch_tandem._untraced import untraced as _untraced
+from torch_tandem._device.index import index_of as _index_of
+from torch_tandem._device.untraced import untraced as _untraced
 
 Event = streams.Event
 Stream = streams.Stream

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from torch_tandem._report_types import Collective
-from torch_tandem.trainers.imports import watch
+from torch_tandem._program.imports import watch
+from torch_tandem._report.types import Collective
 
 NAME = "tandem"
 _MODULE = "torch.distributed.distributed_c10d"

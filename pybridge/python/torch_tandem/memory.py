@@ -10,7 +10,7 @@ from typing import Literal as _Literal
 import torch
 
 from torch_tandem import _core
-from torch_tandem._device_index import index_of as _index_of
+from torch_tandem._device.index import index_of as _index_of
 
 
 def memory_allocated(device: _Any = None) -> int:

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch_tandem
-from torch_tandem import _function
+from torch_tandem._functions.function import all_functions
+from torch_tandem._functions.types import CacheInfo
 
 from tests.fuzz.functions import support, tally
 from tests.fuzz.run import plain
@@ -177,7 +178,7 @@ class Compiled:
     def __init__(self, function: Callable, backend: str):
         torch._dynamo.reset()
         self.function, self.calls = torch.compile(function, backend=backend), 0
-        self.others = {id(graph) for graph in _function._all}
+        self.others = {id(graph) for graph in all_functions}
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,8 +186,8 @@ class Compiled:
         return self.function(*args, **kwargs)
 
     def cache_info(self) -> Any:
-        hits = sum(graph.cache_info().hits for graph in _function._all if id(graph) not in self.others)
-        return _function.CacheInfo(hits, max(0, self.calls - hits), 0, 0, 0)
+        hits = sum(graph.cache_info().hits for graph in all_functions if id(graph) not in self.others)
+        return CacheInfo(hits, max(0, self.calls - hits), 0, 0, 0)
 
 
 def check(source: str, modes: tuple[str, ...]) -> str | None:

@@ -4,7 +4,8 @@ Nothing is imported for it: each library is changed when the program imports it,
 this folder. What a program says itself, such as `Accelerator(cpu=True)`, is kept.
 """
 
-from torch_tandem.trainers import accelerate, choices, imports, lightning, ray, safetensors
+from torch_tandem._program import imports
+from torch_tandem.trainers import accelerate, choices, lightning, ray, safetensors
 
 __all__ = ["install"]
 

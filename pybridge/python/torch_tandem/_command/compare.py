@@ -1,0 +1,291 @@
+"""`tandem compare`: a script in eager PyTorch and on Tandem, in two processes that run in turn."""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from torch_tandem._command.compared import PROFILE
+
+WARM_UP = 20
+"""Iterations before the first measured block."""
+BLOCK_SECONDS = 0.25
+"""Approximate time of a block of eager iterations, in seconds."""
+BLOCKS = 20
+"""Maximum number of measured blocks of each side."""
+FEWEST = 10
+"""Minimum of --steps."""
+UNSTABLE = 1.5
+"""Ratio of the quartiles of the measured ratios from which a note warns."""
+FAR = 1e-4
+"""Relative difference of losses that no rounding explains where they first differ."""
+PROFILED = 10
+"""Iterations that are profiled by operator, after the measured ones."""
+_ROWS = 8
+_SHOWN_LOSSES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Failed(Exception):
+    """A side of the comparison cannot run the script."""
+
+
+@dataclass
+class Process:
+    """A process that runs the script on one side."""
+
+    name: str
+    command: list[str]
+    iterations: int = 0
+    losses: list[float] = field(default_factory=list)
+    per_step: list[float] = field(default_factory=list)
+    """Seconds of an iteration, by measured block."""
+    resident: int = 0
+    asked: dict[str, str] = field(default_factory=dict)
+    """Answers to the script's queries for accelerators, by query and line."""
+    operators: dict[str, list[float]] = field(default_factory=dict)
+    ended: bool = False
+
+    def start(self, side: str) -> None:
+        """Start the process, which runs the script up to the end of its first iteration."""
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        path = os.path.join(os.path.dirname(__file__), "compared.py")
+        env = os.environ | {"KINETO_LOG_LEVEL": "99"}  # PyTorch's profiler logs to stderr
+        if side == "eager":  # PyTorch must not load Tandem by itself
+            env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        command = [sys.executable, path, side, str(requests), str(answers), *self.command]
+        self._process = subprocess.Popen(command, pass_fds=(requests, answers), env=env)
+        os.close(requests), os.close(answers)
+        self._lines = os.fdopen(self._answers)
+        self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the end of a block and keep its losses."""
+        line = self._lines.readline()
+        if not line:
+            raise Failed(f"{self.name}: the script ended with status {self._process.wait()}")
+        block = json.loads(line)
+        self.iterations += block["steps"]
+        self.losses += block["losses"]
+        self.resident = max(self.resident, block["resident"])
+        self.asked |= block["asked"]
+        self.ended = block["last"]
+        return block
+
+    def run(self, steps: int, *options: str) -> dict[str, Any]:
+        """Run a block of iterations."""
+        os.write(self._requests, f"{steps} {' '.join(options)}\n".encode())
+        return self.answer()
+
+    def stop(self) -> None:
+        """End the process, whatever the script still does."""
+        self._process.kill()
+        self._process.wait()
+
+
+def compare(command: list[str], steps: int) -> int:
+    """Compare both sides of `command` (a kind, a name, and arguments) in about `steps` iterations."""
+    sides = eager, tandem = Process("eager", command), Process("Tandem", command)
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    try:
+        for side, name in zip(sides, ("eager", "tandem"), strict=True):
+            side.start(name)
+        measure(eager, tandem, steps)
+    except Failed as failure:
+        console.print(f"tandem: {failure}", style="bold")
+        return 1
+    finally:
+        for side in sides:
+            if hasattr(side, "_process"):
+                side.stop()
+    console.print(speed(eager, tandem, steps))
+    for note in (spread(eager, tandem), branches(eager, tandem)):
+        if note:
+            console.print(f"\n{note}", style="bold")
+    for title, table in (losses(eager.losses, tandem.losses), operators(eager, tandem)):
+        console.print(f"\n{title}")
+        if table is not None:
+            console.print(table)
+    return 0
+
+
+def measure(eager: Process, tandem: Process, steps: int) -> None:
+    """Run both sides in turn: the warm-up, the measured blocks, and a profiled block."""
+    sides = (eager, tandem)
+    answers = [side.run(_warm_up(steps)) for side in sides if not side.ended]
+    if not answers:
+        return
+    each = answers[0]["seconds"] / max(1, answers[0]["steps"])
+    longest = max(1, round(BLOCK_SECONDS / max(1e-9, each)))
+    done = 1 + _warm_up(steps)
+    for _ in range(BLOCKS):
+        block = min(longest, _block(done))
+        if done + block > steps or eager.ended or tandem.ended:
+            break
+        for side in sides:
+            answer = side.run(block)
+            if not answer["last"]:
+                side.per_step.append(answer["seconds"] / answer["steps"])
+        done += block
+    for side in sides:
+        if not eager.ended and not tandem.ended:
+            side.operators = side.run(PROFILED, PROFILE)["operators"]
+
+
+def _warm_up(steps: int) -> int:
+    return min(WARM_UP, max(1, steps // 3))
+
+
+def _block(done: int) -> int:
+    """Return the maximum length of a block after `done` iterations: the script may end at any time."""
+    return max(1, done // 4)
+
+
+def needed(steps: int) -> int:
+    """Return a number of iterations that is enough for the warm-up and two blocks."""
+    done = 1 + _warm_up(steps)
+    done += _block(done)
+    return done + _block(done)
+
+
+def too_few(eager: Process, steps: int) -> str:
+    """Return why nothing was measured, and the remedy."""
+    seen = eager.iterations
+    if seen == 0 and eager.losses:
+        return (
+            f"No iteration was seen, but {len(eager.losses)} backward passes: the script updates its "
+            "parameters by itself, and an iteration ends with optimizer.step(). Let an optimizer of "
+            "torch.optim make the update to compare the script."
+        )
+    if seen == 0:
+        return (
+            "No iteration was seen: one ends with optimizer.step() or, without an optimizer, with a call of "
+            "a model under torch.no_grad()."
+        )
+    fewest = next((n for n in range(FEWEST, steps) if needed(n) <= seen), None)
+    remedy = f", or use --steps {min(seen, steps) if seen >= FEWEST else FEWEST}" if fewest else ""
+    return (
+        f"Too few iterations: the script made {seen}, and {needed(steps)} are enough, {_warm_up(steps)} of "
+        f"them to warm up. Let it make more{remedy}."
+    )
+
+
+def ratios(eager: Process, tandem: Process) -> list[float]:
+    """Return the times of eager's blocks as multiples of Tandem's."""
+    return [a / b for a, b in zip(eager.per_step, tandem.per_step, strict=False)]
+
+
+def spread(eager: Process, tandem: Process) -> str:
+    """Return a note if the ratios vary too much for their median to mean much, or nothing."""
+    low, _, high = quartiles(ratios(eager, tandem) or [1.0])
+    if high < UNSTABLE * low:
+        return ""
+    return (
+        f"The ratios vary widely ({low:.2f} to {high:.2f}), so their median is rough: other programs may use "
+        "the machine, or iterations differ. Compare again, or with more iterations (--steps)."
+    )
+
+
+def speed(eager: Process, tandem: Process, steps: int) -> Table | str:
+    """Return the table of times and memory."""
+    found = ratios(eager, tandem)
+    if len(found) < 2:
+        return too_few(eager, steps)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("", "ms a step", "quartiles", "resident memory"):
+        table.add_column(column, justify="left" if not column else "right")
+    for side in (eager, tandem):
+        low, middle, high = (1e3 * t for t in quartiles(side.per_step))
+        memory = f"{side.resident / 2**20:.0f} MiB"
+        table.add_row(side.name, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", memory)
+    low, middle, high = quartiles(found)
+    table.add_row("eager / Tandem", f"{middle:.2f}", f"{low:.2f} to {high:.2f}", "")
+    return table
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """Return the quartiles; of a single value, it three times."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+
+
+def branches(eager: Process, tandem: Process) -> str:
+    """Return a note if losses are far apart and the script may have taken other branches, or nothing."""
+    first = first_difference(eager.losses, tandem.losses)
+    if first is None or apart(eager.losses[first], tandem.losses[first]) < FAR:
+        return ""
+    for query, answer in eager.asked.items():
+        ours = tandem.asked.get(query, answer)
+        if ours != answer:
+            return (
+                f"The two sides may not run the same program: {query} is {answer} in eager and {ours} on "
+                "Tandem. Compare a script that shuffles, pins memory and starts workers alike on both."
+            )
+    return ""
+
+
+def first_difference(eager: list[float], tandem: list[float]) -> int | None:
+    """Return the index of the first loss that differs; NaNs are equal."""
+    pairs = zip(eager, tandem, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b and not (a != a and b != b)), None)
+
+
+def apart(eager: float, tandem: float) -> float:
+    """Return the difference of two losses relative to eager's."""
+    return abs(eager - tandem) / max(abs(eager), 1e-12)
+
+
+def losses(eager: list[float], tandem: list[float]) -> tuple[str, Table | None]:
+    """Return the losses side by side, with the first difference."""
+    pairs = list(zip(eager, tandem, strict=False))
+    if not pairs:
+        return "losses: none, because the script computes no gradients", None
+    first = first_difference(eager, tandem)
+    if first is None:
+        title = f"losses: the same bits in {len(pairs)} backward passes"
+    else:
+        share = f"{apart(*pairs[first]):.0e} of the value"
+        title = f"losses: first different in backward pass {first + 1}, by {share}"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("pass", "eager", "Tandem", "difference"):
+        table.add_column(column, justify="right")
+    shown = {*_SHOWN_LOSSES, len(pairs)} | ({first + 1} if first is not None else set())
+    for number in sorted(n for n in shown if n <= len(pairs)):
+        a, b = pairs[number - 1]
+        difference = apart(a, b) if math.isfinite(a) and math.isfinite(b) else 0.0
+        table.add_row(str(number), f"{a:.6g}", f"{b:.6g}", f"{difference:.0e}" if difference else "")
+    return title, table
+
+
+def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
+    """Return the operators that take more time on Tandem than in eager, most time first."""
+    if not eager.operators or not tandem.operators:
+        return "operators: not measured, because the script ended before", None
+    # The time of a fused kernel is divided among its operators in the proportion of their times in eager.
+    before = {name: seconds / count for name, (seconds, count) in eager.operators.items() if count}
+    after: dict[str, float] = {}
+    for names, (seconds, _) in tandem.operators.items():
+        ops = [name.partition(".")[0] for name in names.split()]
+        weights = [before.get(op, 1e-6) for op in ops]
+        for op, weight in zip(ops, weights, strict=True):
+            after[op] = after.get(op, 0.0) + seconds * weight / sum(weights)
+    lost = []
+    for op, seconds in after.items():
+        spent, calls = eager.operators.get(op, [0.0, 0])
+        if calls and seconds > spent:
+            lost.append((seconds - spent, op, calls, spent, seconds))
+    if not lost:
+        return "operators: none takes more time on Tandem than in eager", None
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("operator", "calls", "eager, us", "Tandem, us"):
+        table.add_column(column, justify="left" if column == "operator" else "right")
+    for _, op, calls, spent, seconds in sorted(lost, reverse=True)[:_ROWS]:
+        row = (f"{1e6 * t / PROFILED:.1f}" for t in (spent, seconds))
+        table.add_row(op, f"{calls / PROFILED:.4g}", *row)
+    return "operators that take more time on Tandem, a step, with the cost of measuring them", table

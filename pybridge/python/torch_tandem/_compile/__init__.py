@@ -1,0 +1,1 @@
+"""`torch.compile` on Tandem: what a program's call of it does, and the backend whose graphs are functions."""

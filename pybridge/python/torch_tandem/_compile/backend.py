@@ -1,0 +1,37 @@
+"""The backend `tandem` of `torch.compile`: Dynamo's graphs as functions that may always be replayed.
+
+Dynamo proves with its guards that a graph is the right one, and AOTAutograd makes forward and backward graphs
+that depend on their arguments only. Each becomes a `torch_tandem.function` without checks of state and
+audits. Where Dynamo breaks a graph, the program co-executes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tandem._functions.function import Function
+
+
+def tandem(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable:
+    """Compile a graph of Dynamo, for `torch.compile(backend="tandem")`."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=_in_training, bw_compiler=_in_training, inference_compiler=_in_inference
+    )
+    return backend(module, inputs, **options)
+
+
+def _in_training(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
+    return _boxed(Function.of_graph(module.forward, is_inference=False))
+
+
+def _in_inference(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
+    return _boxed(Function.of_graph(module.forward, is_inference=True))
+
+
+def _boxed(function: Function) -> Callable:
+    from functorch.compile import make_boxed_func
+
+    return make_boxed_func(function)

@@ -1,0 +1,82 @@
+"""Backward passes on Tandem tensors, with PyTorch's engine for the passes that Tandem does not run itself."""
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd.variable import Variable
+
+from torch_tandem._program.tracebacks import hide_frames
+
+
+class Engine:
+    """Wrapper of PyTorch's autograd engine that runs backward passes with `torch_tandem::backward`."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run_backward(
+        self,
+        tensors,
+        grads,
+        keep_graph,
+        create_graph,
+        inputs=(),
+        allow_unreachable=False,
+        accumulate_grad=False,
+    ):
+        """Same interface as PyTorch's `run_backward`."""
+        try:
+            return self._run_backward(
+                tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+            )
+        except BaseException as error:
+            hide_frames(error)
+            raise
+
+    def _run_backward(
+        self, tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+    ):
+        # Rare combinations are left to PyTorch: accumulation into some inputs only, or with create_graph.
+        ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
+        if ours and _plain(tensors) and _plain(inputs) and not _watched():
+            overrides = _overrides()
+            with torch._C.DisableTorchFunction():
+                done, found = torch.ops.torch_tandem.backward.default(
+                    tensors, grads, inputs, keep_graph, create_graph, overrides
+                )
+            if done:
+                # `None in found` would call `Tensor.__eq__`, which raises internally: microseconds a tensor.
+                unused = [] if allow_unreachable else [i for i, grad in enumerate(found) if grad is None]
+                if unused:
+                    raise RuntimeError(
+                        f"The differentiated Tensor at index {unused[0]} appears to not have been "
+                        "used in the graph. Set allow_unused=True if this is the desired behavior."
+                    )
+                return tuple(found)
+        return self._engine.run_backward(
+            tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+        )
+
+
+def _plain(tensors) -> bool:
+    """Whether all tensors are tandem tensors and none is of a subclass other than `Parameter`."""
+    return all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type == "tandem" for t in tensors)
+
+
+def _watched() -> bool:
+    """Whether a `TorchDispatchMode` or a transform of torch.func is active."""
+    return torch._C._len_torch_dispatch_stack() > 0 or peek_interpreter_stack() is not None
+
+
+def _overrides() -> int:
+    """The state of `__torch_function__`: 0 enabled, 1 disabled for subclasses, 2 disabled for modes too."""
+    if torch._C._is_torch_function_enabled():
+        return 0
+    return 2 if torch._C._is_torch_function_all_disabled() else 1
+
+
+def install() -> None:
+    """Replace autograd's engine with `Engine`."""
+    Variable._execution_engine = Engine(Variable._execution_engine)

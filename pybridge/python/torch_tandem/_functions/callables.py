@@ -1,0 +1,206 @@
+"""What the C functions that a call runs may do besides computing: the table of those that are known.
+
+A call is replayed only if all C functions that ran in it are known here. What they read of Python's objects
+is compared (`walk.py`), what they write to them is seen there, and what they do with tensors is recorded.
+A function that reads or changes anything else is not listed.
+"""
+
+import types
+from typing import Any
+
+import torch
+
+# fmt: off
+# Types whose methods read and write the object and their arguments only.
+_PURE_TYPES = {
+    "builtins": [
+        "NoneType", "bool", "bytearray", "bytes", "classmethod", "complex", "dict", "dict_items",
+        "dict_keys", "dict_values", "ellipsis", "enumerate", "filter", "float", "frozenset", "function",
+        "generator", "getset_descriptor", "int", "list", "list_iterator", "list_reverseiterator", "map",
+        "mappingproxy", "member_descriptor", "memoryview", "method", "method_descriptor", "object",
+        "property", "range", "range_iterator", "reversed", "set", "set_iterator", "slice", "staticmethod",
+        "str", "str_iterator", "super", "tuple", "tuple_iterator", "type", "wrapper_descriptor", "zip",
+        "dict_itemiterator", "dict_keyiterator", "dict_valueiterator", "weakref", "ReferenceType", "code",
+        "method-wrapper",
+    ],
+    "collections": ["OrderedDict", "defaultdict", "deque"],
+    "_collections": ["_deque_iterator", "_tuplegetter"],
+    "_weakref": ["ReferenceType"],
+    "weakref": ["ReferenceType", "ProxyType"],
+    "functools": ["partial", "KeyWrapper"],
+    "itertools": ["chain", "count", "islice", "product", "repeat", "zip_longest"],
+    "types": ["GenericAlias", "SimpleNamespace"],
+    "_thread": ["RLock", "lock"],
+    "datetime": ["timedelta", "timezone"],
+    "decimal": ["Decimal"],
+    "re": ["Pattern", "Match"],
+    "array": ["array"],
+    "numpy": ["dtype", "ndarray", "generic", "ufunc", "broadcast", "flagsobj"],
+    "_contextvars": ["ContextVar", "Context"],
+}
+_PURE_TYPE_NAMES = {f"{module}.{name}" for module, names in _PURE_TYPES.items() for name in names}
+
+# Functions of modules, by module; None for all but those that read files.
+_PURE_FUNCTIONS = {
+    "builtins": frozenset(
+        [
+            "abs", "aiter", "all", "anext", "any", "ascii", "bin", "callable", "chr", "delattr", "divmod",
+            "format", "getattr", "hasattr", "hash", "hex", "id", "isinstance", "issubclass", "iter", "len",
+            "max", "min", "next", "oct", "ord", "pow", "repr", "round", "setattr", "sorted", "sum",
+            "__build_class__",
+        ]
+    ),
+    "math": None,
+    "cmath": None,
+    "_operator": None,
+    "_bisect": None,
+    "_heapq": None,
+    "_struct": None,
+    "_functools": None,
+    "itertools": None,
+    "_collections": None,
+    "_weakref": None,
+    "_abc": None,
+    "_sre": None,
+    "_typing": None,
+    "_json": None,
+    "_statistics": None,
+    "_stat": None,
+    "_thread": frozenset({"get_ident", "get_native_id", "allocate_lock", "RLock"}),
+    "_warnings": frozenset({"_filters_mutated"}),
+    "_contextvars": frozenset({"copy_context"}),
+    "_imp": frozenset({"acquire_lock", "release_lock", "lock_held"}),
+    "copyreg": None,
+    "sys": frozenset(
+        [
+            "exc_info", "intern", "is_finalizing", "getdefaultencoding", "audit",
+        ]
+    ),
+    "numpy": None,
+    "numpy.core._multiarray_umath": None,
+    "numpy._core._multiarray_umath": None,
+    "numpy.linalg._umath_linalg": None,
+}
+# Functions whose effect is outside of the program's objects, but of which no operator depends.
+_EFFECTS = {("builtins", "print"), ("_warnings", "warn"), ("_warnings", "warn_explicit")}
+_WRITERS = frozenset({"TextIOWrapper", "BufferedWriter", "StringIO", "BytesIO"})
+# Methods that read all attributes of an object.
+_DYNAMIC = frozenset(
+    {"__reduce_ex__", "__reduce__", "__getstate__", "__getattribute__", "__dir__", "__sizeof__"}
+)
+# Methods of tensors on the host that read elements without an operator.
+_HOST_READERS = frozenset(
+    [
+        "numpy", "tolist", "data_ptr", "mutable_data_ptr", "const_data_ptr", "__array__", "untyped_storage",
+        "_typed_storage", "storage", "__reduce_ex__", "map_", "map2_", "apply_", "is_pinned", "__dlpack__",
+        "_make_subclass", "__setstate__", "share_memory_",
+    ]
+)
+# PyTorch's C functions that depend on more than tensors, arguments and the settings that tell calls apart.
+_UNKNOWN_TORCH = frozenset(
+    [
+        "_show_config", "_parallel_info", "_jit_set_profiling_executor", "read_file", "seed", "_seed",
+        "initial_seed", "getstate", "_from_file", "from_file", "_load_for_lite_interpreter",
+        "_import_ir_module_from_package",
+    ]
+)
+# Modules whose types in C make objects from their arguments alone.
+_MODULES_OF_TYPES = frozenset(
+    [
+        "builtins", "collections", "_collections", "itertools", "functools", "_functools", "torch", "numpy",
+        "datetime", "decimal", "fractions", "enum", "types", "typing", "abc", "_thread", "weakref",
+        "_weakref", "re", "array", "_struct", "operator", "_operator", "_io", "contextlib", "contextvars",
+        "_contextvars", "dataclasses", "warnings", "_abc", "_random", "_warnings",
+    ]
+)
+# fmt: on
+
+
+# Modules of C functions that read floats themselves.
+_READERS = frozenset(
+    {"array", "cmath", "datetime", "decimal", "math", "numpy", "_decimal", "_json", "_statistics", "_struct"}
+)
+
+
+class Finding:
+    """What the table says of a C function."""
+
+    PURE, DYNAMIC, EFFECT, UNKNOWN = range(4)
+
+
+def module_of(function: Any) -> str | None:
+    """Return the module that a C function belongs to; None for a method."""
+    owner = function.__self__
+    # Functions of pybind11 are bound to their records.
+    if owner is None or isinstance(owner, types.ModuleType) or "pybind11_detail" in type(owner).__name__:
+        return getattr(function, "__module__", None) or getattr(owner, "__name__", None) or ""
+    return None
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a C function for users."""
+    owner, module = function.__self__, module_of(function)
+    if module is not None:
+        return f"{module}.{function.__name__}" if module and module != "builtins" else function.__name__
+    kind = owner if isinstance(owner, type) else type(owner)
+    module = kind.__module__
+    return f"{'' if module == 'builtins' else module + '.'}{kind.__qualname__}.{function.__name__}"
+
+
+def finding(function: Any) -> int:
+    """Return what is known of a C function, a `types.BuiltinFunctionType` or a bound method of a C type."""
+    owner, name = function.__self__, function.__name__
+    if (module := module_of(function)) is not None:
+        return _of_module(module, name)
+    if isinstance(owner, torch.Tensor):
+        if owner.device.type == "cpu" and name in _HOST_READERS:
+            return Finding.UNKNOWN
+        return Finding.PURE
+    kind = owner if isinstance(owner, type) else type(owner)
+    if name in _DYNAMIC or (kind is str and name in ("format", "format_map")):
+        return Finding.DYNAMIC
+    for base in kind.__mro__:
+        # Methods in Python that override the function are not what is called.
+        member = vars(base).get(name)
+        if member is not None and not isinstance(getattr(member, "__func__", member), types.FunctionType):
+            kind = base
+            break
+    module = kind.__module__
+    if module.startswith("torch"):
+        return Finding.UNKNOWN if name in _UNKNOWN_TORCH else Finding.PURE
+    if module == "_io" and kind.__name__ in _WRITERS:
+        return Finding.EFFECT if name in ("write", "writelines", "flush", "isatty") else Finding.UNKNOWN
+    if f"{module}.{kind.__name__}" in _PURE_TYPE_NAMES:
+        # Constructors that read a clock or a file, such as `datetime.now`, are methods of the class itself.
+        return Finding.PURE
+    if isinstance(owner, type) and name in ("__new__", "__init_subclass__", "__subclasshook__", "mro"):
+        return Finding.PURE
+    return Finding.UNKNOWN
+
+
+def reads_floats(function: Any) -> bool:
+    """Whether a C function may read the value of a float without calling one of its methods."""
+    module = module_of(function)
+    if module is None:
+        owner = function.__self__
+        kind = owner if isinstance(owner, type) else type(owner)
+        return issubclass(kind, (float, complex, bytearray)) or kind.__module__.partition(".")[0] in _READERS
+    return module.partition(".")[0] in _READERS
+
+
+def _of_module(module: str, name: str) -> int:
+    if (module, name) in _EFFECTS:
+        return Finding.EFFECT
+    if module == "builtins" and name in ("vars", "dir"):
+        return Finding.DYNAMIC
+    if module.startswith("torch"):
+        return Finding.UNKNOWN if name in _UNKNOWN_TORCH else Finding.PURE
+    known = _PURE_FUNCTIONS.get(module, frozenset())
+    is_pure = name != "fromfile" if known is None else name in known
+    return Finding.PURE if is_pure else Finding.UNKNOWN
+
+
+def is_known_type(kind: type) -> bool:
+    """Whether calling a C type only makes an object of it from the arguments."""
+    module = kind.__module__.partition(".")[0]
+    return module in _MODULES_OF_TYPES

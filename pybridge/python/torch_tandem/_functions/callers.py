@@ -1,0 +1,36 @@
+"""Who calls a function: another function's call, a transform or a tracer, and a line of the program."""
+
+import sys
+import threading
+
+import torch
+
+from torch_tandem._functions import observe
+from torch_tandem._program.tracebacks import PACKAGE
+
+_forward_ad = torch.autograd.forward_ad
+
+
+def is_observed() -> bool:
+    """Whether the call is a part of another function's call that is recorded."""
+    return observe.observing != 0 and observe.observing == threading.get_ident()
+
+
+def is_transformed() -> bool:
+    """Whether calls go to a transform, a tracer or a mode instead of the device, or nodes note stacks."""
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or _forward_ad._current_level >= 0
+        or torch.is_anomaly_enabled()
+    )
+
+
+def users_level() -> int:
+    """The `stacklevel` of the program's line that has called this package, for its caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level

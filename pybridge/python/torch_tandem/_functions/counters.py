@@ -1,0 +1,34 @@
+"""The counters of functions for the report, with those of functions that exist no longer."""
+
+from collections.abc import Iterable
+
+from torch_tandem._report.types import Function as Counters
+
+# Names of functions that exist no longer, whose counters are kept.
+MOST_GONE = 256
+
+_gone: dict[str, Counters] = {}
+
+
+def with_gone(live: Iterable[Counters]) -> list[Counters]:
+    """Return the counters of functions and of those that exist no longer, the most calls first."""
+    return sorted(
+        [*live, *_gone.copy().values()], key=lambda counters: -counters["replayed"] - counters["ran"]
+    )
+
+
+def add_gone(last: Counters) -> None:
+    """Add the counters of a function that ends to those of earlier ones with its name."""
+    known = _gone.get(last["name"])
+    if known is None and len(_gone) < MOST_GONE:
+        _gone[last["name"]] = last
+    elif known is not None:
+        for name in ("replayed", "ran", "audits", "saved_us"):
+            known[name] += last[name]
+        known["reason"] = last["reason"] or known["reason"]
+        known["failed"] |= last["failed"]
+
+
+def forget_gone() -> None:
+    """Forget the counters of functions that exist no longer."""
+    _gone.clear()

@@ -1,0 +1,298 @@
+"""What a call runs: the code objects that start and the C functions that are called, in whatever library.
+
+Calls that are recorded or audited run in Python, under the interpreter's profiling hook. What they ran is the
+world of a function: its state is what this code reads (`walk.py`).
+"""
+
+import builtins
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch_tandem._functions import bytecode, callables
+from torch_tandem._functions.callables import Finding
+from torch_tandem._program.tracebacks import PACKAGE
+
+# Code that is known: the import system's, that of annotations, and that of this package.
+_KNOWN_FILES = ("<frozen importlib", sys.modules["typing"].__file__, PACKAGE)
+_TORCH = os.path.dirname(sys.modules["torch"].__file__) + os.sep
+# Attributes of tensors that operators change and that are not compared.
+_UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn"})
+_LIBRARIES = (
+    "<",
+    PACKAGE,
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
+# Callbacks of the standard library's weak containers, which remove what has died. That is no part of a call.
+_REMOVALS = frozenset(
+    weak._remove.__code__  # type: ignore[attr-defined]
+    for weak in (weakref.WeakKeyDictionary(), weakref.WeakValueDictionary(), weakref.WeakSet())
+)
+# Functions that reach an attribute by a name that may be computed.
+_BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
+
+
+class World:
+    """The code and the C functions that a function's calls have run so far.
+
+    The first call, and one that imports a module, run code that later ones do not; what they run is not kept.
+    """
+
+    def __init__(self) -> None:
+        # Code objects that ran, by id, with their globals.
+        self.codes: dict[int, tuple[types.CodeType, dict[str, Any]]] = {}
+        # Functions that ran and that the walk over the state may not reach.
+        self.functions: dict[int, types.FunctionType] = {}
+        # Names of attributes that were reached by computed names.
+        self.names: set[str] = set()
+        # Whether code may reach attributes by means that are not seen.
+        self.is_dynamic = False
+        # Classes whose methods reach attributes of their own objects by means that are not seen.
+        self.dynamic_classes: frozenset[type] = frozenset()
+        # Why the latest call may not be skipped, and effects that are skipped with it: each with its line.
+        self.refusals: dict[str, None] = {}
+        self.effects: dict[str, None] = {}
+        # What the code reads although it is not compared; empty if there is nothing.
+        self.unseen = ""
+        # A C function that the latest call has called and that may read a float without asking it.
+        self.reader = ""
+        # Whether what it runs is not kept.
+        self.is_first = True
+        # C functions that are known to have no effect, and those of them that may read floats.
+        self._pure: set[Any] = set()
+        self._readers: set[Any] = set()
+        # Code objects whose functions were searched for.
+        self._sought: set[int] = set()
+        # Number of changes, and whether the latest call has made none.
+        self.version = 0
+        self.is_settled = False
+
+    def has(self, code: types.CodeType) -> bool:
+        return id(code) in self.codes
+
+    def attributes(self) -> set[str]:
+        """The names of attributes that the code uses, but those that it reads from globals."""
+        names = set(self.names)
+        for code, _ in self.codes.values():
+            read = bytecode.reads(code)
+            names |= read.attributes | read.strings
+        return names
+
+    def may_read(self, name: str) -> bool:
+        """Whether the code may read an attribute of a name."""
+        if self.is_dynamic or name in self.names:
+            return True
+        every = (bytecode.reads(code) for code, _ in self.codes.values())
+        return any(
+            name in read.attributes or name in read.strings or any(name in chain for chain in read.globals)
+            for read in every
+        )
+
+    def lines_of_store(self, name: str | None) -> Iterator[str]:
+        """The places where the program's code sets an attribute or a variable; without a name, an item."""
+        for code, _ in self.codes.values():
+            if not code.co_filename.startswith(_LIBRARIES) and (line := bytecode.line_of_store(code, name)):
+                yield f"{code.co_filename}:{line}"
+
+    def reaches_all(self, kind: type) -> bool:
+        """Whether code may read any attribute of a type's objects."""
+        return self.is_dynamic or not self.dynamic_classes.isdisjoint(kind.__mro__)
+
+    def add_code(self, code: types.CodeType, frame: types.FrameType) -> None:
+        self.codes[id(code)] = code, frame.f_globals
+        self.is_first |= code.co_name == "<module>"
+        self.version += 1
+        if not code.co_filename.startswith(_TORCH):
+            read = bytecode.reads(code)
+            self.is_dynamic |= read.is_dynamic
+            if read.of:
+                owner = _owner_of(code, frame.f_locals.get(read.of))
+                self.is_dynamic |= owner is None
+                self.dynamic_classes |= {owner} if owner else set()
+            for name in sorted(_UNSEEN & read.attributes.union(*read.globals)):
+                self._refuse_code(code, f"reads {name}")
+            if any(chain[:2] == ("sys", "modules") for chain in read.globals) and not is_librarys(code):
+                self._refuse_code(code, "reads sys.modules")
+            if code is importlib.import_module.__code__:
+                self._refuse_code(code, "imports a module by its name")
+
+    def _refuse_code(self, code: types.CodeType, what: str) -> None:
+        self.unseen = (
+            f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) {what}, which is not compared"
+        )
+
+    def add_call(self, function: Any, frame: types.FrameType) -> None:
+        """Note a call of a C function."""
+        if function.__name__ in _BY_NAME and function.__self__ is builtins:
+            return self._add_name(frame)
+        key = _key(function)
+        if key in self._pure:
+            return
+        if key not in self._readers:
+            found = callables.finding(function)
+            if found == Finding.PURE:
+                (self._readers if callables.reads_floats(function) else self._pure).add(key)
+        if key in self._readers and not self.reader and not frame.f_code.co_filename.startswith(PACKAGE):
+            self.reader = f"{callables.name_of(function)} at {_place(frame)}"
+        if key in self._pure or key in self._readers:
+            return
+        if frame.f_code.co_filename.startswith(_KNOWN_FILES):
+            return
+        at = f"{callables.name_of(function)} at {_place(frame)}"
+        if found == Finding.EFFECT:
+            self.effects[f"it calls {at}, which a replay would skip"] = None
+        elif found == Finding.UNKNOWN:
+            self.refusals[
+                f"it calls {at}, which may depend on or change what Tandem cannot see. Call it outside of "
+                "the function, and pass its result"
+            ] = None
+        elif not frame.f_code.co_filename.startswith(_TORCH) and not self.is_dynamic:
+            self.is_dynamic = True
+            self.version += 1
+
+    def add_name(self, name: str) -> None:
+        if name not in self.names:
+            self.names.add(name)
+            self.version += 1
+
+    def _add_name(self, frame: types.FrameType) -> None:
+        """Note the name of the attribute that a frame is about to reach by `getattr` or the like."""
+        name = bytecode.second_argument(frame)
+        if type(name) is str:
+            self.add_name(name)
+        elif not self.is_dynamic and not frame.f_code.co_filename.startswith(_TORCH):
+            self.is_dynamic = True
+            self.version += 1
+
+    def find_functions(self, explained: set[int]) -> None:
+        """Find the functions that the walk over the state has not met although their code ran.
+
+        PyTorch's C++ code holds some of them. `explained` are the ids of the code objects whose functions it
+        has met.
+        """
+        nested = {
+            id(constant)
+            for code, _ in self.codes.values()
+            for constant in code.co_consts
+            if isinstance(constant, types.CodeType)
+        }
+        lost = [code for key, (code, _) in self.codes.items() if key not in explained | nested | self._sought]
+        if not lost:
+            return
+        self._sought.update(map(id, lost))
+        for owner in gc.get_referrers(*lost):
+            if type(owner) is types.FunctionType and id(owner.__code__) in self._sought:
+                self.functions[id(owner)] = owner
+                self.version += 1
+
+
+def _key(function: Any) -> Any:
+    owner, module = function.__self__, callables.module_of(function)
+    if module is not None:
+        return module, function.__name__
+    # Tensors on the host have methods that read elements.
+    where = getattr(owner, "is_cpu", None) if type(owner).__module__.startswith("torch") else None
+    return owner if isinstance(owner, type) else type(owner), function.__name__, where
+
+
+def _owner_of(code: types.CodeType, instance: Any) -> type | None:
+    """The class of an object that has the method which code belongs to, if it has it."""
+    name = code.co_qualname.partition(".<locals>.")[0]
+    for base in type(instance).__mro__:
+        for member in vars(base).values():
+            if type(member) is types.FunctionType and (
+                member.__code__ is code or (name != code.co_qualname and member.__code__.co_qualname == name)
+            ):
+                return base
+    return None
+
+
+def _place(frame: types.FrameType) -> str:
+    """The line of the program that leads to a frame."""
+    at: types.FrameType | None = frame
+    while at is not None and at.f_code.co_filename.startswith(_LIBRARIES):
+        at = at.f_back
+    at = at or frame
+    return f"{at.f_code.co_filename}:{at.f_lineno}"
+
+
+observing = 0
+"""The thread whose calls are noted, or 0. Functions that it calls meanwhile are a part of what is noted."""
+
+
+class Observed:
+    """A context in which what the calling thread runs is noted."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._version = world, world.version
+        # Whether the garbage collector runs on the thread.
+        self._is_collecting = False
+        self._before = (
+            dict(world.codes), set(world.names), world.is_dynamic, world.dynamic_classes, world.unseen
+        )  # fmt: skip
+
+    def __enter__(self) -> None:
+        world = self._world
+        world.refusals, world.effects, world.reader = {}, {}, ""
+        codes, add_code, add_call = world.codes, world.add_code, world.add_call
+
+        def profile(frame: types.FrameType, event: str, function: Any) -> None:
+            if self._is_collecting:
+                return
+            if event == "call":
+                code = frame.f_code
+                if (
+                    id(code) not in codes
+                    and not code.co_filename.startswith(_KNOWN_FILES)
+                    and code not in _REMOVALS
+                ):
+                    add_code(code, frame)
+            elif event == "c_call":
+                add_call(function, frame)
+
+        global observing
+        observing = threading.get_ident()
+        gc.callbacks.append(self._note_collection)
+        sys.setprofile(profile)
+
+    def _note_collection(self, phase: str, info: dict[str, Any]) -> None:
+        """Note that the garbage collector starts or stops: finalizers of objects are not the call's code."""
+        if threading.get_ident() == observing:
+            self._is_collecting = phase == "start"
+
+    def __exit__(self, *exception: object) -> None:
+        global observing
+        sys.setprofile(None)
+        with contextlib.suppress(ValueError):  # the call has changed the list
+            gc.callbacks.remove(self._note_collection)
+        observing = 0
+        world = self._world
+        world.is_settled = not world.is_first and world.version == self._version
+        if world.is_first:
+            (
+                world.codes, world.names, world.is_dynamic, world.dynamic_classes, world.unseen
+            ) = self._before  # fmt: skip
+            world.is_first = False
+
+
+def is_librarys(code: types.CodeType) -> bool:
+    """Whether code is that of an installed package or of the standard library."""
+    return code.co_filename.startswith(_LIBRARIES)
+
+
+def is_torchs(code: types.CodeType) -> bool:
+    """Whether code is PyTorch's."""
+    return code.co_filename.startswith(_TORCH)
+
+
+def is_observable() -> bool:
+    """Whether no other profiler is active, which this one would replace."""
+    return sys.getprofile() is None

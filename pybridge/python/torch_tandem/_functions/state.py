@@ -1,0 +1,196 @@
+"""The state of a program that a call of a function could read, and its comparison with a later one.
+
+`walk.py` lists it: values that can be compared, and objects whose identity can.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_tandem import _core
+
+# Types of immutable values without references to other objects.
+IMMUTABLE = frozenset(
+    {
+        type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
+        torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range,
+    }
+)  # fmt: skip
+_FLOATS = struct.Struct("<d")
+
+Path = tuple
+
+
+@dataclass(slots=True)
+class Value:
+    """A value of a state: how it is reached and what is expected, in the letters of `_core.StateCheck`.
+
+    Access: `r` an object, `w` the referent of a weak reference, `o` an argument by its number, `k` a value of
+    a dict by its key, `a` an attribute in C, `d` the dict of attributes, `i` an item, `p` a key or value of a
+    dict, `c` the result of a function. Expected: `*` anything, `0` nothing, `s` an object, `w` a referent,
+    `=` an equal value, `t` an object of a type, `l` a sequence or a dict of a type and length, `&` an object
+    that was met.
+    """
+
+    access: str
+    parent: int
+    operand: Any
+    kind: str
+    expected: Any
+    length: int
+    # How a user would write the last step of the access.
+    label: str
+    # What tells the step from others of its parent.
+    step: Hashable
+
+
+@dataclass
+class State:
+    """The values that a function could read when it was called."""
+
+    values: list[Value] = field(default_factory=list)
+    # Why it cannot be compared; empty if it can.
+    refusal: str = ""
+    # The version of the world that it was listed with.
+    version: int = 0
+    # The ids of code objects whose functions the walk has met.
+    explained: set[int] = field(default_factory=set)
+    _holds: Callable[[list], int] | None = None
+    # Numbers that a followed call has put there, which are floats for everyone else.
+    kept_numbers: list[int] = field(default_factory=list)
+    # The numbers of floats by their paths.
+    _paths: dict[Path, int] | None = None
+
+    def holds(self, objects: list) -> bool:
+        """Whether the state is the same in a call with these objects as arguments."""
+        if self.refusal:
+            return False
+        if self._holds is None:
+            self._holds = self.check(set())
+        return self._holds(objects) < 0
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors in the state."""
+        found = [value.expected() for value in self.values if value.kind == "w"]
+        found = [value for value in found if issubclass(type(value), torch.Tensor)]
+        return [value for value in found if value.layout == torch.strided]
+
+    def forget(self) -> None:
+        """Drop all references to objects of the program."""
+        self.values.clear()
+        self._holds = None
+
+    def label(self, number: int) -> str:
+        """How a user would write the access to a value."""
+        parts = []
+        while number >= 0:
+            parts.append(self.values[number].label)
+            number = self.values[number].parent
+        return readable("".join(reversed(parts)))
+
+    def path(self, number: int) -> Path:
+        """What identifies a value among those of other states."""
+        steps: list[Hashable] = []
+        while number >= 0:
+            steps.append(self.values[number].step)
+            number = self.values[number].parent
+        return tuple(reversed(steps))
+
+    def number_of(self, path: Path) -> int:
+        """The number of the value with a path, or -1."""
+        if self._paths is None:
+            self._paths = {self.path(i): i for i, v in enumerate(self.values) if type(v.expected) is float}
+        return self._paths.get(path, -1)
+
+    def types(self) -> Iterator[type]:
+        """The classes in the state, and those of objects that are known by their identity."""
+        for value in self.values:
+            if value.kind in "sw":
+                found = value.expected() if value.kind == "w" else value.expected
+                yield found if issubclass(type(found), type) else type(found)
+
+    def names_of_tensors(self) -> dict[int, str]:
+        """The labels of the tensors, by the ids of the objects."""
+        found: dict[int, str] = {}
+        for i, value in enumerate(self.values):
+            if value.kind == "w" and isinstance(tensor := value.expected(), torch.Tensor):
+                found.setdefault(id(tensor), self.label(i))
+        return found
+
+    def differences(self, other: "State") -> dict[Path, str]:
+        """The values that differ in another state, with their labels."""
+        if other is self:
+            return {}
+        index = {(v.parent, v.step): i for i, v in enumerate(self.values)}
+        found: dict[Path, str] = {}
+        known: dict[int, int] = {-1: -1}
+        met: set[int] = set()
+        for j, value in enumerate(other.values):
+            if value.parent not in known:
+                continue  # a part of a value that differs
+            i = index.get((known[value.parent], value.step))
+            if i is not None:
+                met.add(i)
+                if _is_same(self.values[i], value, known):
+                    known[j] = i
+                    continue
+            found[other.path(j)] = other.label(j)
+        for i, value in enumerate(self.values):
+            if i not in met and (value.parent < 0 or value.parent in met):
+                found.setdefault(self.path(i), self.label(i))
+        return found
+
+    def check(self, without: set[Path]) -> Callable[[list], int]:
+        """Return a function of the call's objects that returns the first value that differs, or -1.
+
+        The values `without` are not compared, nor what they lead to.
+        """
+        numbers: dict[int, int] = {-1: 0}
+        left_out: set[int] = set()
+        listed = []
+        for i, v in enumerate(self.values):
+            if v.parent in left_out or (v.parent >= 0 and v.parent not in numbers):
+                continue
+            numbers[i] = len(listed)
+            kind, expected, length = v.kind, v.expected, v.length
+            if kind == "&":
+                kind, length = ("&", numbers[length]) if length in numbers else ("*", 0)
+            if without and self.path(i) in without:
+                left_out.add(i)
+                kind, expected, length = "*", None, 0
+            listed.append((v.access, numbers[v.parent], v.operand, kind, expected, length))
+        return _core.StateCheck(listed)
+
+
+def _is_same(one: Value, two: Value, known: dict[int, int]) -> bool:
+    if one.kind != two.kind or (one.length != two.length and one.kind != "&"):
+        return False
+    match one.kind:
+        case "w":
+            return one.expected() is two.expected() is not None
+        case "=":
+            return _is_equal(one.expected, two.expected)
+        case "&":
+            return known.get(two.length) == one.length
+        case "s" | "t" | "l":
+            return one.expected is two.expected
+        case _:
+            return True
+
+
+def _is_equal(one: Any, two: Any) -> bool:
+    if type(one) is not type(two):
+        return False
+    return _FLOATS.pack(one) == _FLOATS.pack(two) if type(one) is float else bool(one == two)
+
+
+_PARTS_OF_MODULES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+def readable(label: str) -> str:
+    """Shorten the access to a module's parts to how users write it."""
+    return _PARTS_OF_MODULES.sub(r".\1", label)

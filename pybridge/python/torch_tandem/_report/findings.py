@@ -1,0 +1,437 @@
+"""Explanations of a report: a one-sentence verdict, and findings with advice."""
+
+import linecache
+import os
+import re
+import statistics
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torch_tandem._report.types import Report, Step, What
+
+Severity = Literal["good", "note", "slow"]
+
+# Share of the time from which a line or a symptom is named.
+NOTABLE = 0.05
+# Iterations that nothing is concluded from, and the first ones, in which most is traced.
+FEW = 10
+
+_LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
+
+ADVICE: dict[What, str] = {
+    "operator": "The program takes another way here now and then. Each way is learned once; a line that "
+    "stays decides anew each time.",
+    "branch": "A decision goes a way that no iteration took before. Each way is learned once.",
+    "attribute": "An argument that is part of the graph changes: pass a tensor, or keep it to few values.",
+    "input": "An operator reads another tensor than before, such as a buffer that is swapped or rebuilt: "
+    "write into one that stays.",
+    "dataflow": "An operator reads another operator's result than before: lists or buffers that rotate do.",
+    "device": "The same line runs on one device now and on another then: each is learned once.",
+    "modes": "Grad mode, autocast or default dtype differ from before: enter them at the same place always.",
+    "location": "The same operator comes from another line: code generated anew, or another caller.",
+    "end": "Iterations end elsewhere: `torch_tandem.mark_step()` at the loop's end makes them alike.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A symptom with its cause and advice."""
+
+    severity: Severity
+    text: str
+    advice: str = ""
+    line: str = ""
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """Return the verdict, the findings and the times that they are based on, as plain data."""
+    found, times = [asdict(finding) for finding in findings(report)], _times(report)
+    return {"verdict": verdict(report), "findings": found, "times": asdict(times) | {"busy": times.busy}}
+
+
+def verdict(report: Report) -> str:
+    """Summarize the program's run in one sentence."""
+    captured = report["ops_captured"]
+    elsewhere = [f"{model.text} {model.advice}" for model in models(report)]
+    if not captured:
+        return " ".join([*elsewhere, "No operator ran on the device tandem."])
+    on_host = report["ops_on_host"]
+    parts = [
+        f"{_percent(report['ops_coexecuted'], captured + on_host)} of "
+        f"{_calls(captured + on_host)} co-executed"
+    ]
+    if on_host > 0.01 * captured:
+        parts.append(f"about {_percent(on_host, captured + on_host)} ran on host tensors")
+    diverged = sum(d["count"] for d in report["divergences"])
+    parts.append({0: "no divergence", 1: "1 divergence"}.get(diverged, f"{diverged:,} divergences"))
+    times = _times(report)
+    waited = f"Python waited {_percent(times.waiting, times.elapsed)} of the time"
+    worst = _worst_fetch(report)
+    if worst and worst[1] > NOTABLE * _elapsed(report):
+        waited += f", most at {place(worst[0])}"
+    return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
+
+
+def iterations(report: Report) -> str:
+    """Return how many iterations were traced, co-executed, and run in other ways."""
+    in_part, unrecorded = report["steps_in_part"], report["steps_unrecorded"]
+    counts = {
+        "traced": report["steps_traced"] - in_part - unrecorded,
+        "traced in part": in_part,
+        "not recorded": unrecorded,
+        "co-executed": report["steps_coexecuted"],
+    }
+    always = ("traced", "co-executed")
+    return ", ".join(f"{count:,} {how}" for how, count in counts.items() if count or how in always)
+
+
+def models(report: Report) -> list[Finding]:
+    """Return a finding for each model that is not on the device."""
+    found = []
+    for model in report["models_elsewhere"]:
+        where, device = place(model["line"]), model["device"]
+        count = f"{model['parameters']:,}"
+        text = f"Not on Tandem: {model['what']} at {where} has its {count} parameters on {device}."
+        advice = 'Move it and its inputs to "tandem" or "cuda", or pass that as the device to what places it.'
+        if model["library"]:
+            advice = f'Tell {model["library"]}, which runs it, to use the device "tandem" or "cuda".'
+        found.append(Finding("slow", text, advice, model["line"]))
+    return found
+
+
+def failed_audits(report: Report) -> list[Finding]:
+    """Functions whose replays may have been wrong."""
+    return [
+        Finding("slow", f"The function {function['name']}: {function['reason']}.", "")
+        for function in report["functions"]
+        if function["failed"]
+    ]
+
+
+def findings(report: Report) -> list[Finding]:
+    """Return the findings that explain the program's speed, most important first."""
+    elsewhere = models(report)
+    if elsewhere and not report["ops_captured"]:
+        return elsewhere
+    if not report["ops_captured"]:
+        advice = "Run it with `tandem run`, or move the model and its inputs to the device: `.to('tandem')`."
+        return [Finding("slow", "Nothing ran on Tandem.", advice)]
+    new = _unrecorded(report)
+    rest = "" if new else "The rest was traced, after divergences."
+    found = [
+        *failed_audits(report),
+        *elsewhere,
+        *_coverage(report, rest),
+        *new,
+        *_pace(report),
+        *_divergences(report),
+        *_feeds(report),
+    ]
+    order = {"slow": 0, "note": 1, "good": 2}
+    return sorted(found, key=lambda f: order[f.severity])
+
+
+def _pace(report: Report) -> list[Finding]:
+    """Return a finding about which runner waits for the other one."""
+    times = _times(report)
+    if times.elapsed < 1000:  # microseconds; too short for a statement
+        return []
+    busy, waiting = times.busy / times.elapsed, times.waiting / times.elapsed
+    worst = _worst_fetch(report)
+    line = worst[0] if worst else ""
+    waited = report["python_stall_us"]
+    at_fetch = waiting * min(worst[1] / waited, 1) if worst and waited else 0
+    fetch = f"{_percent(at_fetch, 1)} of the time passes waiting at {place(line)}." if worst else ""
+    ran = f"{_percent(busy, 1)} of the time"
+    if busy > 0.85:
+        text = f"The kernels set the pace: they ran {ran}. Python's waiting costs nothing."
+        return [Finding("good", text, "Faster kernels, smaller models or larger batches are what is left.")]
+    if waiting < 0.1:
+        text = f"Python sets the pace: it hardly waits, and the kernels ran only {ran}."
+        if not times.settled:
+            text += " Imports and the first iterations are included."
+        advice = "Profile the Python side: data loading, logging, many tiny operators. Larger batches help."
+        advice = f"{candidate(report)} {advice}".strip()
+        return [Finding("slow" if busy < 0.5 and times.settled else "note", text, advice)]
+    if at_fetch > 0.1:
+        advice = (
+            "Read the value less often (every n-th iteration), or an iteration later, when it is long there."
+        )
+        return [Finding("slow" if at_fetch > 0.25 else "note", fetch, advice, line)]
+    text = f"Python waited {_percent(waiting, 1)} of the time, and the kernels ran {ran}."
+    return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
+
+
+def candidate(report: Report) -> str:
+    """Advise to make a function of the module whose calls take the most time, if Python sets the pace."""
+    times = _times(report)
+    is_bound = times.settled and times.busy < 0.5 * times.elapsed and times.waiting < 0.1 * times.elapsed
+    if not is_bound or report["functions"] or not report["candidates"]:
+        return ""
+    best = max(report["candidates"], key=lambda candidate: candidate["us"])
+    if best["share"] < 0.1:
+        return ""
+    module, _, name = best["name"].rpartition(":")
+    each = duration(best["us"] / best["calls"])
+    how = f"`tandem run --function {best['name']}` replays them, and their backward passes"
+    if module.partition(".")[0] == "torch":
+        how = f"`--function NAME`, with the name of its variable ({name} is PyTorch's), replays them"
+    return (
+        f"Calls of {name} take {_percent(best['share'], 1)} of the time, {each} each: {how}, without Python "
+        "if all that they do is known (docs/functions.md)."
+    )
+
+
+def _coverage(report: Report, rest: str) -> list[Finding]:
+    """Return findings about the share of ops that were co-executed. `rest` is a sentence about the others."""
+    found = []
+    late = late_calls(report)
+    steps = report["steps_traced"] + report["steps_coexecuted"]
+    if late is not None:
+        text = (
+            f"{_percent(late.coexecuted, late.calls)} of the operator calls after the first {late.after} "
+            "iterations co-executed."
+        )
+        share = late.coexecuted / late.calls
+        if share >= 0.95:
+            found.append(Finding("good", text))
+        else:
+            severity: Severity = "slow" if share < 0.8 else "note"
+            found.append(Finding(severity, text, rest))
+    elif steps <= 1 and report["ops_captured"] > 1000 and not report["ops_coexecuted"]:
+        text = "The program has no iterations that Tandem can see, so it was traced throughout."
+        found.append(Finding("slow", text, "Call `torch_tandem.mark_step()` at the end of each round."))
+    elif not report["ops_coexecuted"]:
+        text = "The program ended before co-execution began: the first iterations are traced."
+        found.append(Finding("note", text))
+    others = report["ops_other_threads"]
+    if others > 0.1 * report["ops_captured"]:
+        text = f"{others:,} operator calls came from other threads and ran imperatively."
+        found.append(
+            Finding("note", text, "One thread at a time is traced: move them to the one that trains.")
+        )
+    return found
+
+
+def _unrecorded(report: Report) -> list[Finding]:
+    """Return a finding about iterations that were not recorded because earlier ones did not repeat."""
+    share = report["ops_unrecorded"] / report["ops_captured"]
+    chosen = report["mode"] == "trace" or not report["tracegraph_nodes"]  # by the program or its environment
+    if chosen or share < 0.05:
+        return []
+    text = f"{_percent(share, 1)} of the operator calls ran unrecorded, because iterations did not repeat"
+    lines: Counter[str] = Counter()
+    for divergence in report["divergences"]:
+        lines[divergence["line"]] += divergence["count"]
+    line = max(lines, key=lines.__getitem__, default="")
+    if line:
+        text += f"; most new operators came from {place(line)}"
+    advice = (
+        "After 16 iterations with new operators, recording pauses for 64 or more. Pass what changes as "
+        "tensors, and do not generate code in each iteration."
+    )
+    return [Finding("slow" if share > 0.2 else "note", f"{text}.", advice, line)]
+
+
+def _divergences(report: Report) -> list[Finding]:
+    """Return a finding about divergences that go on, or that have cost a notable share of the time."""
+    divergences = report["divergences"]
+    steps = report["steps_traced"] + report["steps_coexecuted"]
+    if not divergences or steps < FEW:
+        return []
+    times = sum(d["count"] for d in divergences)
+    cost = sum(d["cost_us"] for d in divergences)
+    worst = max(divergences, key=lambda d: (d["cost_us"], d["count"]))
+    text = f"{times:,} divergence{'s' * (times > 1)}"
+    if cost:
+        text += f" cost {duration(cost)}"
+    text += f"{', most' if len(divergences) > 1 else ''} at {place(worst['line'])}"
+    text += f": {worst['reason'].rstrip('.')}."
+    last = max(d["last"] for d in divergences)
+    is_over, is_frequent = last < 0.9 * steps - 10, times > 0.1 * steps
+    is_notable = cost > NOTABLE * _elapsed(report)
+    if is_over and is_notable:
+        return [Finding("note", f"{text} None since iteration {last}.", "", worst["line"])]
+    if is_over or not (is_notable or is_frequent):
+        return []
+    return [Finding("slow", text, ADVICE[worst["what"]], worst["line"])]
+
+
+def _feeds(report: Report) -> list[Finding]:
+    tensors = [f for f in report["feeds"] if f["kind"] == "host tensor"]
+    total = sum(f["bytes"] for f in tensors)
+    if total < 1 << 30:
+        return []
+    worst = max(tensors, key=lambda f: f["bytes"])
+    text = f"{size(total)} of host tensors were copied in, most at {place(worst['line'])}."
+    advice = "What does not change between iterations can stay on the device: `.to('tandem')` once."
+    return [Finding("note", text, advice, worst["line"])]
+
+
+def _worst_fetch(report: Report) -> tuple[str, int] | None:
+    """Return the line that waits longest, over all its fetches, and its waiting time in microseconds."""
+    waits: dict[str, int] = {}
+    for fetch in report["fetches"]:
+        waits[fetch["line"]] = waits.get(fetch["line"], 0) + fetch["wait_us"]
+    worst = max(waits.items(), key=lambda item: item[1], default=None)
+    return worst if worst and worst[1] > 0 else None
+
+
+@dataclass(frozen=True)
+class LateCalls:
+    """Operator calls after the first iterations, whose number is `after`."""
+
+    after: int
+    calls: int
+    coexecuted: int
+
+
+def late_calls(report: Report) -> LateCalls | None:
+    """Return the calls after the tenth iteration, or else after the fifth, or None if there are none."""
+    if report["ops_after_10"]:
+        return LateCalls(10, report["ops_after_10"], report["ops_coexecuted_after_10"])
+    if report["ops_after_5"]:
+        return LateCalls(5, report["ops_after_5"], report["ops_coexecuted_after_5"])
+    return None
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Times in microseconds.
+
+    `settled` says that only iterations after the tenth are counted; `step` is the median of their times.
+    """
+
+    elapsed: int
+    waiting: int  # of Python
+    inline: int  # in which kernels ran on Python's thread
+    beside: int  # in which kernels ran on GraphRunner's thread
+    settled: bool
+    step: float
+
+    @property
+    def busy(self) -> int:
+        """Time in which kernels ran."""
+        return self.inline + self.beside
+
+
+def _times(report: Report) -> _Times:
+    """Add up the times of the recorded iterations after the tenth, and what followed the last one.
+
+    If there are fewer than ten of them, use the times of the whole run, including imports.
+    """
+    settled = [s for s in report["steps"] if s["number"] > FEW]
+    if len(settled) < FEW:
+        waiting, inline = report["python_stall_us"], report["python_kernels_us"]
+        return _Times(_elapsed(report), waiting, inline, report["runner_exec_us"], settled=False, step=0)
+    # The program waits for the last iterations after they have ended. What else it does then belongs to none.
+    last = report["running"]
+    elapsed = sum(map(_elapsed, settled)) + last["python_stall_us"] + last["python_kernels_us"]
+    counted = [*settled, last]
+    return _Times(
+        elapsed,
+        sum(s["python_stall_us"] for s in counted),
+        sum(s["python_kernels_us"] for s in counted),
+        sum(s["runner_exec_us"] for s in counted),
+        settled=True,
+        step=statistics.median(map(_elapsed, settled)),
+    )
+
+
+def _elapsed(times: Report | Step) -> int:
+    """Return the time of a run or an iteration: Python runs the program, waits, or executes kernels."""
+    return times["python_exec_us"] + times["python_stall_us"] + times["python_kernels_us"]
+
+
+def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
+    """Return the shares of each runner's time by what it did; those of a runner add up to all."""
+    times = _times(report)
+
+    def share(part: int) -> str:
+        return _percent(part, times.elapsed)
+
+    python = {
+        "running the program": share(times.elapsed - times.waiting - times.inline),
+        "waiting": share(times.waiting),
+        "executing kernels": share(times.inline),
+    }
+    graph = {"executing kernels": share(times.beside), "idle": share(max(times.elapsed - times.beside, 0))}
+    return {"PythonRunner": python, "GraphRunner": graph}
+
+
+def speed(report: Report) -> str:
+    """Return the time of an iteration, or "" if there were too few."""
+    step = _times(report).step
+    if not step:
+        return ""
+    rate = f"{1e6 / step:,.1f}" if step > 1e4 else f"{1e6 / step:,.0f}"
+    return f"{duration(step)} an iteration, {rate} a second (median after the tenth)"
+
+
+def place(line: str) -> str:
+    """Return a short name of a line and its text: `train.py:31 (loss.item())`."""
+    name, text = short_line(line).split(" in ")[0], source(line)
+    return f"{name} ({text})" if text else name
+
+
+def short_line(line: str) -> str:
+    """Return a line with its path relative to the program's folder or to site-packages, or with its cell."""
+    match = _LINE.match(line)
+    if match and (cell := _cell(match["file"])):
+        return f"{cell}, line {match['number']}" + (f" in {match['function']}" if match["function"] else "")
+    root = next((folder for folder in roots() if line.startswith(folder)), "")
+    return line.removeprefix(root).rpartition("/site-packages/")[2]
+
+
+def _cell(file: str) -> str | None:
+    """Return the name of a notebook's cell, such as In[6], whose code is in a file of this name."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    named = shell and getattr(shell.compile, "format_code_name", lambda file: None)(file)
+    return named[1] if named else None
+
+
+def roots() -> list[str]:
+    """Return the folders whose files are shown without a path: the current one and the program's."""
+    program = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
+    return [os.path.join(folder, "") for folder in dict.fromkeys((os.getcwd(), program))]
+
+
+def source(line: str) -> str:
+    """Return the text of a line, at most 100 characters of it, or "" if its file cannot be read."""
+    match = _LINE.match(line)
+    if match is None:
+        return ""
+    text = linecache.getline(match["file"], int(match["number"])).strip()
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def duration(microseconds: float) -> str:
+    """Format a duration given in microseconds."""
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} us"
+
+
+def size(number: float) -> str:
+    """Format a size given in bytes."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def _percent(part: float, whole: float) -> str:
+    """Format a share. It is shown as 100 % only if `part` equals `whole`."""
+    if not whole:
+        return "0 %"
+    share = 100 * part / whole
+    return f"{min(share, 99.9):.1f} %" if 99 <= share < 100 else f"{share:.0f} %"
+
+
+def _calls(number: int) -> str:
+    text = f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number:,}"
+    return f"{text} operator call{'s' * (number != 1)}"

@@ -1,0 +1,84 @@
+"""Detection of models that are not on the device, when they are called or when an optimizer trains them."""
+
+import os
+import site
+import sys
+import sysconfig
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torch_tandem._program.tracebacks import PACKAGE
+from torch_tandem._report.types import Model
+
+_looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+_named = WeakIdKeyDictionary()  # parameters of the models in `_elsewhere`
+_elsewhere: dict[str, Model] = {}
+
+_TORCH = (os.path.dirname(torch.__file__), PACKAGE)
+_PACKAGES = "/site-packages/"  # also of other environments on the path
+_LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")})
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Check the parameters of an optimizer at its first step."""
+    if optimizer not in _looked_at:
+        _looked_at.add(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        _note(f"the model that {type(optimizer).__name__} trains", parameters)
+
+
+def of_module(module: nn.Module) -> None:
+    """Check the parameters of a module at its first call."""
+    if module not in _looked_at:
+        _looked_at.add(module)
+        _note(f"the model {type(module).__name__}", list(module.parameters()))
+
+
+def _note(what: str, parameters: list[torch.Tensor]) -> None:
+    devices = {p.device.type for p in parameters} - {"meta"}
+    if not devices or "tandem" in devices or any(p in _named for p in parameters):
+        return
+    for parameter in parameters:
+        _named[parameter] = True
+    line, library = _place(sys._getframe(2))
+    entry: Model = {
+        "what": what,
+        "line": line,
+        "library": library,
+        "device": min(devices),
+        "parameters": len(parameters),
+    }
+    _elsewhere.setdefault(f"{what} {line}", entry)
+
+
+def _place(frame: FrameType | None) -> tuple[str, str]:
+    """Return the program's innermost line on the stack, or else a library's, and the innermost library."""
+    best, library = "", ""
+    while frame is not None:
+        code = frame.f_code
+        path = code.co_filename
+        if not path.startswith(("<", *_TORCH)):
+            line = f"{path}:{frame.f_lineno} in {code.co_qualname}"
+            if not path.startswith(_LIBRARIES) and _PACKAGES not in path:
+                return line, library
+            best = best or line
+            library = library or frame.f_globals.get("__name__", "").partition(".")[0]
+        frame = frame.f_back
+    return best, library
+
+
+def models() -> list[Model]:
+    """Return the models that are not on the device, in the order in which they ran."""
+    return list(_elsewhere.values())
+
+
+def clear() -> None:
+    """Forget all models, so that they are checked again when they run."""
+    _looked_at.clear()
+    _named.clear()
+    _elsewhere.clear()

@@ -1,0 +1,41 @@
+"""Registration of the device with torch, once, when the package is imported."""
+
+import atexit
+import contextlib
+import os
+
+import torch
+
+from torch_tandem import _core, device, distributed, trainers
+from torch_tandem._compile import torch_compile
+from torch_tandem._device import backward, interchange, iterations, seeding, settings
+from torch_tandem._startup import environment
+
+
+def register() -> None:
+    """Register the device `tandem`, and the hooks for iterations, seeds, settings, forks and exit."""
+    torch.utils.rename_privateuse1_backend("tandem")
+    torch._register_device_module("tandem", device)
+    if hasattr(torch.accelerator.memory, "_snapshot"):  # since PyTorch 2.15; it knows CUDA and XPU
+        torch.accelerator.memory._snapshot = device.memory._snapshot
+    _core.init()
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    seeding.install()
+    settings.install()
+    iterations.install()
+    backward.install()
+    interchange.install()
+    torch_compile.refuse_inductor()
+    trainers.install()
+    distributed.install()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
+    atexit.register(_core.shutdown)
+    environment.warn([*_core.ignored_settings(), *environment.misspelt()])
+
+
+def _before_fork() -> None:
+    # The child gets a copy of this memory but no GraphRunner, so no work may be pending when it is copied.
+    # Exceptions are suppressed here: reading a poisoned storage raises them.
+    with contextlib.suppress(Exception):
+        _core.synchronize()
