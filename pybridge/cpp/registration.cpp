@@ -40,7 +40,8 @@ void register_operators() {
 extern "C" int32_t ttc_register() {
   static std::once_flag once;
   const auto all = [] {
-    // Suppresses PyTorch's warnings that the CPU kernels of random operators are overridden, which is intended.
+    // Suppresses PyTorch's warnings about overridden CPU kernels of random operators, because overriding them is
+    // intended.
     struct Silent final : c10::WarningHandler {
       void process(const c10::Warning&) override {}
     } silent;

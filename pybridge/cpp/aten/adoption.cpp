@@ -1,6 +1,7 @@
-// Functions that PyTorch composes of other operators and that require all tensors on one device. In an adopted program
-// some tensors are on the host although the program names no device: those that come from NumPy or from a file. Operators
-// are fed with them; these functions would raise an error that eager PyTorch does not, so the tensors are moved before.
+// Functions that PyTorch composes of other operators and that require all tensors on one device. In an adopted program,
+// some tensors are on the host although the program names no device: tensors from NumPy or from a file. Operators are
+// fed with such tensors, but these functions would raise an error that eager PyTorch does not raise. So the tensors are
+// moved before the call.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <torch/library.h>
@@ -15,7 +16,8 @@ namespace tandem {
 
 namespace {
 
-// tests/python/test_adopted_arguments.py calls all operators with tensors on both devices, and finds what is missing.
+// tests/python/test_adopted_arguments.py calls all operators with tensors on both devices, and finds functions that are
+// missing here.
 constexpr const char* kOnOneDevice[] = {"cdist",
                                         "gradient.array",
                                         "gradient.scalararray",
@@ -57,8 +59,8 @@ void each_tensor(c10::IValue& value, const F& f) {
   value = std::move(changed);
 }
 
-// Moves host tensors among the arguments to the device of the others and calls the composed kernel. It is that of the
-// host's keys too, and the operators that it calls go to their own tensors' devices.
+// Moves host tensors among the arguments to the device of the other tensors, and calls the composed kernel. The kernel
+// is registered for the host's dispatch keys too, and calls operators that go to their own tensors' devices.
 void on_one_device(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const auto& arguments = handle.schema().arguments();
   auto* first = stack->data() + (stack->size() - arguments.size());

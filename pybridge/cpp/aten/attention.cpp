@@ -1,5 +1,5 @@
-// scaled_dot_product_attention chooses its kernel by device. Here the device gets the CPU's choice, except for dropout:
-// PyTorch has no fused kernel for that on the CPU. A device that draws random numbers itself then calls
+// scaled_dot_product_attention chooses its kernel by device. This device gets the CPU's choice, except with dropout,
+// for which PyTorch has no fused kernel on the CPU. A device that draws random numbers itself then calls
 // tandem::attention, through the operator that PyTorch has for kernels of other devices.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,7 +24,7 @@ using OptTensor = std::optional<Tensor>;
 
 // Maximum number of dimensions of a head.
 constexpr int64_t kWidest = 256;
-// Maximum number of random counters, each of which serves four weights.
+// Maximum number of random counters. Each counter serves four weights.
 constexpr int64_t kMostCounters = int64_t{1} << 32;
 
 // Whether tandem::attention takes these tensors.
@@ -48,7 +48,7 @@ int64_t choose(Args... args) {
   const bool grouped = std::get<7>(all);
   if (is_fused(std::get<0>(all), std::get<1>(all), std::get<2>(all), std::get<3>(all), std::get<4>(all), grouped))
     return static_cast<int64_t>(sdp::SDPBackend::overrideable);
-  // The CPU's choice depends on metadata only, so it can be called with tandem tensors.
+  // The CPU's choice depends on metadata only, so the function may be called with tandem tensors.
   return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), args...);
 }
 
@@ -63,7 +63,7 @@ c10::TypedOperatorHandle<Schema> operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Schema>();
 }
 
-// _scaled_dot_product_fused_attention_overrideable. The seed takes the place of Philox's state.
+// _scaled_dot_product_fused_attention_overrideable. The seed is returned in place of Philox's state.
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask, double dropout, bool causal,
     bool, std::optional<double> scale) {

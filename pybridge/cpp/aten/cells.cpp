@@ -1,5 +1,6 @@
 // CPU kernels of the fused LSTM and GRU cells. PyTorch's recurrent layers call these operators on a PrivateUse1 device,
-// but PyTorch has no CPU kernels for them. The workspaces hold what the backward kernels need, such as activated gates.
+// but PyTorch has no CPU kernels for them. The workspaces hold values for the backward kernels, such as activated
+// gates.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

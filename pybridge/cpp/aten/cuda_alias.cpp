@@ -21,7 +21,7 @@ bool is_cuda_alias = false;
 
 namespace {
 
-// Makes host tensors in a forked child, whose parent may have told it to use "cuda".
+// Makes host tensors in a forked child. Its parent may have told it to use "cuda", which the child cannot use.
 void on_host(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const size_t n = handle.schema().arguments().size();
   for (size_t i = stack->size() - n; i < stack->size(); i++)

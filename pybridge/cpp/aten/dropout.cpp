@@ -12,7 +12,7 @@ namespace tandem {
 namespace {
 
 // Draws ones with probability `p` in the order of the elements in memory, as bernoulli_ does. torch.compile replaces
-// bernoulli_ by bernoulli, which draws in the order of indices; these are the same for a contiguous tensor.
+// bernoulli_ by bernoulli, which draws in the order of indices. Both orders are the same for a contiguous tensor.
 at::Tensor draw(const at::Tensor& to, double p) {
   if (to.is_contiguous()) return to.bernoulli_(p);
   std::vector<int64_t> order(to.dim()), inverse(to.dim());
@@ -33,7 +33,8 @@ at::Tensor dropout(const at::Tensor& input, double p, bool train) {
 
 }  // namespace
 
-// Registered above autograd, because it consists of differentiable operators, and below autograd for inference mode.
+// Registered both above autograd, because dropout consists of differentiable operators, and below autograd, for
+// inference mode.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("dropout", dropout); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("dropout", dropout); }
 

@@ -1,5 +1,5 @@
-// Output fetching: fast paths for `.item()` and for copies to the CPU. They avoid the operators that PyTorch composes
-// these of, and boxed arguments (see unboxed.h).
+// Output fetching: fast paths for `.item()` and for copies to the CPU. They avoid boxed arguments (see unboxed.h), and
+// the operators of which PyTorch composes these functions.
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -52,9 +52,10 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                      self.is_contiguous() && self.numel() > 0 && !self.is_conj() && !self.is_neg();
   if (!plain) return at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
   static const uint32_t id = id_of("aten::copy_");
-  // Created with strides, so that the strides of dimensions of size 1 are preserved.
+  // The tensor is created with strides, so that the strides of dimensions of size 1 are preserved.
   const at::Tensor to = at::detail::empty_strided_cpu(self.sizes(), self.strides(), self.scalar_type());
-  // The result of fetch() is ignored: if it is false, the op copy_ has written `to`, which is its first argument.
+  // The result of fetch() is ignored: if fetch() returns false, the op copy_ has written `to`, which is its first
+  // argument.
   Lease encoder;
   encoder->begin(3, 2);
   encoder->add(to);

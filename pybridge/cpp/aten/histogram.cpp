@@ -1,5 +1,5 @@
-// torch.histc of integers. PyTorch has it for CUDA but not for the CPU, and libraries ask only whether a tensor is on the
-// CPU. It is composed of captured operators, and has CUDA's results.
+// torch.histc of integers, which PyTorch has for CUDA but not for the CPU. Libraries only ask whether a tensor is on
+// the CPU, so they expect it here. It is composed of captured operators, and returns CUDA's results.
 #include <ATen/ATen.h>
 #include <ATen/core/stack.h>
 #include <ATen/native/Resize.h>
@@ -16,8 +16,8 @@ namespace tandem {
 
 namespace {
 
-// The histogram with the dtype of `self`. Bins are computed in 64-bit integers, and equal bounds stand for those of the
-// elements.
+// The histogram with the dtype of `self`. Bins are computed in 64-bit integers. If the bounds are equal, the least and
+// the greatest element replace them.
 at::Tensor histogram(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
   TORCH_CHECK(bins > 0, "bins must be > 0");
   const auto x = self.flatten().to(at::kLong);
@@ -29,13 +29,13 @@ at::Tensor histogram(const at::Tensor& self, int64_t bins, const at::Scalar& min
     least = least - are_equal, most = most + are_equal;
   }
   const auto bin = ((x - least) * bins).div(most - least, "trunc").clamp_max(bins - 1);
-  // Elements outside are counted in a bin of their own, which is left out.
+  // Elements outside of the bounds are counted in an additional bin, which is then dropped.
   const auto counted = at::where((x >= least).logical_and(x <= most), bin, bins);
   const auto counts = at::zeros({bins + 1}, x.options()).scatter_add_(0, counted, at::ones_like(x));
   return counts.narrow(0, 0, bins).to(self.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-// `histc`, and with `is_out`, its overload that writes an existing tensor.
+// `histc` or, with `is_out`, its overload that writes an existing tensor.
 template <bool is_out>
 void histc(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   static const uint32_t op = declare(handle);

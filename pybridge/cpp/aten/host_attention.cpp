@@ -1,5 +1,5 @@
 // CPU kernels of attention with dropout, for calls that a device does not compute itself. A seed determines the dropped
-// weights, so that forward and backward passes may run in different places.
+// weights, so a forward pass and its backward pass may run in different places.
 #include <ATen/ATen.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <torch/library.h>
@@ -16,8 +16,8 @@ namespace {
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-// Factors of the weights: 0 where a weight is dropped. Counters of Philox are numbered by rows of weights, four weights
-// each.
+// Factors of the weights: 0 for a dropped weight. Philox's counters are numbered by rows of weights, and each serves
+// four weights.
 Tensor philox_mask(const Tensor& like, const Tensor& seed, double dropout) {
   const auto words = seed.contiguous();
   const auto* key = words.const_data_ptr<int32_t>();
@@ -37,7 +37,7 @@ Tensor philox_mask(const Tensor& like, const Tensor& seed, double dropout) {
   return mask;
 }
 
-// Keys or values, a head for each head of the queries.
+// Keys or values, repeated so that each head of the queries has a head.
 Tensor for_all_heads(const Tensor& x, int64_t heads) {
   return (x.size(1) == heads ? x : x.repeat_interleave(heads / x.size(1), 1)).to(at::kFloat);
 }
@@ -56,7 +56,8 @@ double factor_of(const Tensor& query, std::optional<double> scale) {
   return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
-// Softmax of scores from the logarithms of the sums of their exponentials. Rows in which no score counts are 0.
+// Softmax of scores, from the logarithms of the sums of their exponentials. In a row without any counting score, the
+// weights are 0.
 Tensor weights_of(const Tensor& s, const Tensor& sums) {
   const auto counts = s > -std::numeric_limits<double>::infinity();
   return (s - sums.unsqueeze(-1)).exp().masked_fill(counts.logical_not(), 0);

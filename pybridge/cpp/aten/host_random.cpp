@@ -33,7 +33,7 @@ class HostRandomFunctor final : public c10::OperatorKernel {
 void order_host_random(const c10::OperatorHandle& op) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return;
-  // `_fused_sdp_choice` has the tag and returns a number that does not depend on chance.
+  // `_fused_sdp_choice` has the tag of random operators, but its number does not depend on chance.
   const auto& returns = op.schema().returns();
   if (!returns.empty() && returns[0].type()->kind() == c10::TypeKind::IntType) return;
   auto kernel = op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU);

@@ -1,4 +1,5 @@
-// Random operators on host tensors. They draw from the same generator as GraphRunner, in the program's order.
+// Random operators on host tensors. They draw from the same generator as GraphRunner, so draws must be in the program's
+// order.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,5 +1,5 @@
 // `cat` and `stack` of long lists. The length of a list is part of a node, and programs that collect tensors in a loop
-// join a different number of them each time. Long lists are therefore joined in pieces of a fixed length, in a loop.
+// join a different number of tensors each time. Long lists are therefore joined in pieces of a fixed length, in a loop.
 // Then only the length of the last piece can be new, and it has few possible values.
 #include <ATen/Operators.h>
 #include <ATen/ops/empty.h>
@@ -15,11 +15,11 @@ namespace {
 
 // Number of tensors in a piece.
 constexpr size_t kPiece = 16;
-// Maximum size of the result, in bytes. Joining in pieces copies everything twice.
+// Maximum size of the result, in bytes. Joining in pieces copies all elements twice.
 constexpr size_t kMost = 1 << 18;
 
-// Whether a list is joined in pieces: it is long, and its tensors are contiguous and agree in device, dtype and all
-// sizes except that of dimension `dim`. With `dim` -1 all sizes must agree.
+// Whether a list is joined in pieces: the list is long, and its tensors are contiguous and agree in device, dtype and
+// all sizes except the size of dimension `dim`. With `dim` -1, all sizes must agree.
 bool goes_in_pieces(at::TensorList list, int64_t dim) {
   if (list.size() <= kPiece) return false;
   const auto& first = list[0];

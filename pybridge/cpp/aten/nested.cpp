@@ -1,5 +1,5 @@
-// Errors for nested tensors of the strided layout, which this device does not support. Jagged nested tensors need no
-// support: they are Python objects that consist of dense tensors.
+// Errors for nested tensors of the strided layout, which this device does not support. Jagged nested tensors work
+// without support: they are Python objects that consist of dense tensors.
 #include <torch/library.h>
 
 namespace tandem {
@@ -12,7 +12,7 @@ void not_nested(const c10::OperatorHandle& handle, torch::jit::Stack*) {
                               " makes or takes; make them with layout=torch.jagged, or keep them on the CPU");
 }
 
-// nn.TransformerEncoder asks whether a padding mask can be converted to a nested tensor. If not, it uses the mask.
+// nn.TransformerEncoder asks whether a padding mask can be converted to a nested tensor. After "no", it uses the mask.
 bool mask_left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The check of as_strided_scatter, whose gradient PyTorch computes only for contiguous tensors. PyTorch's kernel makes
-// it too, but a captured call reaches a kernel without its autograd state.
+// the check too, but a captured call reaches the kernel without its autograd state.
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 

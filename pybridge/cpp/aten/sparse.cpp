@@ -1,7 +1,8 @@
 // Sparse tensors of this device: PyTorch's objects, whose indices and values are dense tandem tensors.
 //
-// Operators that only rearrange these call other operators, so PyTorch's kernels for the host do the same here. All others
-// run on the host: their operands are copied there, and their results back. Quantized tensors are refused.
+// Operators that only rearrange indices and values call other operators, so PyTorch's kernels for the host work here
+// too. All other operators run on the host: their operands are copied to the host, and their results back. Quantized
+// tensors are refused.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
@@ -26,7 +27,7 @@ namespace {
 
 using c10::DispatchKey;
 
-// COO: what reads or replaces indices, values and sizes.
+// Operators on COO tensors that only read or replace indices, values and sizes.
 constexpr const char* kParts[] = {"_coalesced_",
                                   "_dimI",
                                   "_dimV",
@@ -53,7 +54,7 @@ constexpr const char* kParts[] = {"_coalesced_",
                                   "values",
                                   "zero_"};
 
-// CSR, CSC, BSR and BSC.
+// The same for the layouts CSR, CSC, BSR and BSC.
 constexpr const char* kCompressedParts[] = {"_nnz",       "ccol_indices", "clone",       "col_indices",
                                             "copy_",      "crow_indices", "dense_dim",   "empty.memory_format",
                                             "empty_like", "is_pinned",    "row_indices", "sparse_dim",
@@ -61,7 +62,7 @@ constexpr const char* kCompressedParts[] = {"_nnz",       "ccol_indices", "clone
 
 bool is_on_device(const at::Tensor& t) { return t.defined() && t.device().type() == kTandem; }
 
-// Replaces each tensor of a value.
+// Replaces each tensor in a value by the result of `f`.
 template <class F>
 c10::IValue mapped(const c10::IValue& value, const F& f) {
   if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(f(value.toTensor())) : value;
@@ -81,13 +82,13 @@ c10::IValue mapped(const c10::IValue& value, const F& f) {
 
 bool is_dense(const at::Tensor& t) { return t.layout() == c10::Layout::Strided; }
 
-// Gives a tensor that an operator has written the contents of its copy on the host.
+// Copies the contents of a tensor that an operator has written on the host back to the tensor on the device.
 void write_back(const at::Tensor& to, const at::Tensor& host) {
   if (is_dense(to) && to.sizes() != host.sizes()) to.resize_(host.sizes());
   to.copy_(host);
 }
 
-// Notes that a call of a function cannot be replayed.
+// Notes that the recorded call of a function cannot be replayed.
 void note_sparse() {
   if (C10_UNLIKELY(is_recording))
     note_refusal("it uses sparse tensors, whose operators run on the host. Call them outside of the function");
@@ -104,7 +105,7 @@ void on_host(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     hosts.push_back(mapped(value, [&](const at::Tensor& t) {
       if (!is_on_device(t)) return t;
       device = t.device();
-      // Some kernels return more if a gradient will be wanted.
+      // The copy must require grad as the tensor does, because some kernels return more if a gradient is wanted.
       auto host = t.to(at::kCPU);
       return t.requires_grad() ? host.set_requires_grad(true) : host;
     }));
@@ -130,7 +131,7 @@ void on_host(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     });
 }
 
-// Calls the host's kernel with tensors of this device.
+// Calls the host's kernel directly with tensors of this device.
 template <DispatchKey kHost>
 void as_host_kernel(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   note_sparse();
@@ -147,7 +148,7 @@ void implement(DispatchKey key, const c10::OperatorHandle& op, const char* const
   library(key).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_host>());
 }
 
-// Makes a tensor on this device although the call names CUDA.
+// Makes a tensor on this device for a call that names CUDA.
 template <DispatchKey kThen>
 void as_named(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const size_t n = handle.schema().arguments().size();
@@ -158,7 +159,7 @@ void as_named(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   handle.redispatchBoxed(c10::DispatchKeySet(kThen), stack);
 }
 
-// The gradient of the embeddings of bags, which PyTorch's kernel returns as a sparse tensor if it is asked for one.
+// The gradient of the embeddings in embedding bags. If it is asked for, PyTorch's kernel returns a sparse tensor.
 void embedding_bag_backward(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   static const uint32_t id = declare(handle);
   const size_t n = handle.schema().arguments().size();
@@ -186,7 +187,7 @@ void alias_sparse() {
     coo.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_named<DispatchKey::SparseCPU>>());
   library(DispatchKey::SparseCsrCUDA)
       .impl("empty.memory_format", torch::CppFunction::makeFromBoxedFunction<&as_named<DispatchKey::SparseCsrCPU>>());
-  // These have one kernel for all devices.
+  // These operators have one kernel for all devices.
   for (const char* name : {"_sparse_bsc_tensor_unsafe", "_sparse_bsr_tensor_unsafe", "_sparse_compressed_tensor_unsafe",
                            "_sparse_csc_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_to_copy", "zeros"})
     library(DispatchKey::SparseCsrCUDA)
@@ -199,7 +200,7 @@ TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_quantized>());
 }
 
-// From dense tensors.
+// Operators that make sparse tensors from dense tensors.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"_spdiags", "_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_bsc", "_to_sparse_bsr",
                            "_to_sparse_csc", "_to_sparse_csr"})

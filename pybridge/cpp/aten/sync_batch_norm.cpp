@@ -1,5 +1,5 @@
-// What torch.nn.SyncBatchNorm calls, for which PyTorch has kernels for CUDA alone. Each is a few operators, which are
-// recorded.
+// The operators that torch.nn.SyncBatchNorm calls. PyTorch has kernels for them on CUDA alone. Each kernel here
+// consists of a few operators, which are captured.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
@@ -14,7 +14,7 @@ namespace {
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
 
-// All dimensions except the channels'.
+// All dimensions except the channels' dimension.
 std::vector<int64_t> others(const Tensor& x) {
   std::vector<int64_t> dims;
   for (int64_t d = 0; d < x.dim(); d++)
@@ -22,14 +22,14 @@ std::vector<int64_t> others(const Tensor& x) {
   return dims;
 }
 
-// A number for each channel, as a factor of `x`.
+// Reshapes one number for each channel so that it broadcasts with `x`.
 Tensor along(const Tensor& channels, const Tensor& x) {
   std::vector<int64_t> sizes(x.dim(), 1);
   sizes[1] = channels.numel();
   return channels.view(sizes);
 }
 
-// In the dtype of the statistics: float for half.
+// Converts a tensor to the dtype of the statistics, which is float for half precision.
 Tensor widened(const Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); }
 
 bool is_given(const Maybe& t) { return t && t->defined(); }

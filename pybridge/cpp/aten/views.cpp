@@ -1,4 +1,5 @@
-// Operators that only change a tensor's window or its storage. They are metadata and never nodes of the graph.
+// Operators that only change a tensor's window or its storage. They only change metadata, and are never nodes of the
+// graph.
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -95,7 +96,8 @@ at::Tensor& set_empty(at::Tensor& self) {
 // Returning true lets `.to()` and `.data =` replace a parameter's TensorImpl, so that it stays the same Python object.
 bool compatible_shallow_copy(const at::Tensor&, const at::Tensor&) { return true; }
 
-// Clones at once. PyTorch's copy-on-write shares memory by its address, and a tandem storage's address has no memory.
+// Clones at once instead of lazily. PyTorch's copy-on-write shares memory by its address, and a tandem storage's
+// address has no memory.
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
 
 // Creates a zero tensor without memory, for forward-mode gradients. PyTorch skips arithmetic with such tensors.
@@ -108,7 +110,7 @@ at::Tensor efficient_zeros(c10::SymIntArrayRef sizes, std::optional<at::ScalarTy
                                    at::dtype_or_default(dtype), std::nullopt);
 }
 
-// Nothing to do: all streams are the same queue.
+// Does nothing, because all streams are the same queue.
 void record_stream(at::Tensor&, at::Stream) {}
 
 }  // namespace

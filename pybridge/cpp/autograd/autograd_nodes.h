@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// Creates a node in the pointer type of PyTorch's edges: an intrusive_ptr from torch 2.13 on, a shared_ptr before.
+// Creates a node in the pointer type of PyTorch's edges: an intrusive_ptr from torch 2.13 on, and a shared_ptr in older
+// versions.
 template <typename T, typename... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {

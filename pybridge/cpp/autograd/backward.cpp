@@ -1,8 +1,8 @@
 // A backward pass on the calling thread, with less overhead per node than PyTorch's engine.
 //
 // Nodes run in the engine's order, and gradients are accumulated in the same order and with the same operators, so the
-// results are bitwise equal to the engine's. The engine sees the whole pass as one node and still does everything that
-// is done once per pass: graph task, callbacks, thread-local state, warnings.
+// results are bitwise equal to the engine's. PyTorch's engine sees the whole pass as one node, and still does the work
+// that is done once per pass: graph task, callbacks, thread-local state, warnings.
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TensorOperators.h>
@@ -47,7 +47,7 @@ using torch::autograd::variable_list;
 
 thread_local const Node* running = nullptr;
 
-// Whether nodes of this type are Python functions (torch::autograd::PyNode). They are recognized by the type's name,
+// Whether nodes of this type are Python functions (torch::autograd::PyNode). Their type is recognized by its name,
 // because the class is in libtorch_python, which the shim does not link.
 bool is_python(const std::type_info& type) {
   thread_local ska::flat_hash_map<const std::type_info*, bool> known;
@@ -56,7 +56,8 @@ bool is_python(const std::type_info& type) {
   return known.emplace(&type, std::strstr(type.name(), "PyNode") != nullptr).first->second;
 }
 
-// Hooks can be added during the pass, so this is checked immediately before the node runs.
+// Whether code of the program runs in a node or its hooks. Hooks can be added during the pass, so this is checked
+// immediately before the node runs.
 bool is_watched(Node& node) {
   return !node.pre_hooks().empty() || !node.post_hooks().empty() || !node.tensor_pre_hooks().empty() ||
          !node.retains_grad_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr || is_python(typeid(node));
@@ -69,7 +70,7 @@ struct Pending {
   variable_list grads;
   // Number of incoming edges whose gradient has not arrived.
   int missing = 0;
-  // Whether the node leads to a requested gradient and therefore runs.
+  // Whether the node must run, because it leads to a requested gradient.
   bool needed = true;
   // Whether a gradient that arrives at this node is itself requested.
   bool captured = false;
@@ -98,8 +99,8 @@ class Graph {
     return next.needed || next.captured || next.node == only_root_ ? &next : nullptr;
   }
 
-  // Fills PyTorch's graph task with the nodes of this pass and, for a pass with inputs, with the nodes that run and the
-  // gradients that are requested. Nodes and hooks read it. In a pass without inputs all nodes run.
+  // Fills PyTorch's graph task with the nodes of this pass. For a pass with inputs, also tells it which nodes run and
+  // which gradients are requested; without inputs, all nodes run. Nodes and hooks read the graph task.
   void tell_the_record(bool with_inputs) const {
     using torch::autograd::GraphTask;
     // Writing is safe: the graph task belongs to the running pass, and nothing reads it before the first node runs.
@@ -118,10 +119,11 @@ class Graph {
   }
 
  private:
-  // Whether an edge can lead to an input. A node with a topological number below that of all inputs cannot.
+  // Whether an edge can lead to an input. A node cannot lead to one if its topological number is below the numbers of
+  // all inputs.
   bool leads_on(const Edge& edge) const { return edge.is_valid() && edge.function->topological_nr() >= least_; }
 
-  // Counts an edge, and adds its node at the first one.
+  // Counts an edge. The first edge that leads to a node also adds the node.
   void meet(const Edge& edge) {
     Node* node = edge.function.get();
     const auto [place, is_new] = places_.emplace(node, pending_.size());
@@ -129,7 +131,7 @@ class Graph {
     pending_[place->second].missing++;
   }
 
-  // Marks the nodes that are inputs, and clears `needed` of nodes that do not lead to one.
+  // Marks the nodes that are inputs, and clears `needed` of nodes that do not lead to an input.
   void choose(const edge_list& inputs) {
     for (const auto& input : inputs) {
       const auto place = places_.find(input.function.get());
@@ -147,14 +149,15 @@ class Graph {
   }
 
   uint64_t least_ = std::numeric_limits<uint64_t>::max();
-  // The root, if there is exactly one. PyTorch's engine starts at a single root even if it is not needed, and does not
-  // list it among the nodes of the graph task.
+  // The root, if there is exactly one. PyTorch's engine starts at a single root even if that node is not needed, and
+  // does not list it among the nodes of the graph task.
   const Node* only_root_ = nullptr;
   ska::flat_hash_map<Node*, size_t> places_;
   std::vector<Pending> pending_;
 };
 
-// Whether a gradient can be accumulated into this tensor in place: nothing else refers to it, and no graph is created.
+// Whether a gradient can be accumulated into this tensor in place: nothing else refers to the tensor, and no graph is
+// created.
 bool is_ours(const at::Tensor& t) {
   return !c10::GradMode::is_enabled() && !at::isTensorSubclassLike(t) && t.is_non_overlapping_and_dense() &&
          !t._is_zerotensor() && t.use_count() == 1 && t.has_storage() && t.storage().use_count() == 1;
@@ -170,8 +173,8 @@ void add_up(at::Tensor& sum, at::Tensor&& grad) {
     sum = sum + grad;
 }
 
-// Order of the queue: nodes with the highest sequence number, that is, of the latest forward ops, run first. Nodes that
-// accumulate gradients have the maximum and precede all others.
+// Order of the queue: nodes with the highest sequence number, which belong to the latest forward ops, run first. Nodes
+// that accumulate gradients have the maximum number, and precede all other nodes.
 struct Later {
   bool operator()(const Pending* a, const Pending* b) const { return a->node->sequence_nr() < b->node->sequence_nr(); }
 };
@@ -208,8 +211,8 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   if (node.post_hooks().empty()) {
     outputs = node(std::move(grads));
   } else {
-    // Post hooks receive the node's input gradients, so the node runs on a copy of the list. As in PyTorch's engine,
-    // there is no copy if the node adds its first post hook while it runs.
+    // Post hooks receive the gradients that the node gets, so the node runs on a copy of the list. As in PyTorch's
+    // engine, no copy is made if the node adds its first post hook while it runs.
     auto copy = grads;
     outputs = node(std::move(copy));
   }
@@ -223,8 +226,8 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   return outputs;
 }
 
-// The thread-local state at the start of the pass. Code of the program may change the state; it is restored before the
-// next node.
+// The thread-local state at the start of the pass. Code of the program may change the state, so it is restored before
+// the next node.
 class Surroundings {
  public:
   // Runs `body` and then restores the thread-local state.
@@ -234,7 +237,8 @@ class Surroundings {
     body();
   }
 
-  // Restores the state if grad mode or dispatch keys differ from it, which hooks on saved tensors can cause.
+  // Restores the state if grad mode or dispatch keys differ from the start of the pass. Hooks on saved tensors can
+  // change them.
   void check() const {
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     if (C10_UNLIKELY(c10::GradMode::is_enabled() != grad_mode_ || !(keys.included_ == keys_.included_) ||
@@ -248,8 +252,8 @@ class Surroundings {
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
 };
 
-// A requested input for PyTorch's engine, to which the pass has an edge. It makes the pass a `grad()` call for the
-// engine, which nodes can see in the graph task.
+// A requested input for PyTorch's engine, to which the pass has an edge. For the engine, it makes the pass a call of
+// `grad()`, which nodes can see in the graph task.
 struct Sink final : Node {
   Sink() : Node(uint64_t{0}) { add_input_metadata(undefined_input()); }
   variable_list apply(variable_list&&) override { return {}; }
@@ -277,7 +281,7 @@ class Pass final : public Node {
     return token;
   }
 
-  // The name of the running node, which the engine puts into error messages.
+  // The name of the running node, for the engine's error messages.
   std::string name() const override { return current_ ? current_->name() : "Pass"; }
 
   variable_list apply(variable_list&&) override {
@@ -315,7 +319,7 @@ class Pass final : public Node {
     return variable_list(num_outputs());
   }
 
-  // Returns the gradient that arrived at an edge, or an undefined tensor.
+  // Returns the gradient that has arrived at an edge, or an undefined tensor.
   at::Tensor captured(const Edge& edge) {
     const auto* end = graph_.at(edge);
     return end && !end->grads.empty() ? end->grads[edge.input_nr] : at::Tensor();
@@ -339,8 +343,8 @@ class Pass final : public Node {
   Node* current_ = nullptr;
 };
 
-// Restores the `__torch_function__` state of the program for the nodes of the pass. It is off while the operator that
-// starts the pass is called, so that overrides do not see that operator.
+// Restores the program's `__torch_function__` state for the nodes of the pass. The state is off while the operator that
+// starts the pass is called, so that overrides do not see the operator.
 class Overrides {
  public:
   explicit Overrides(int64_t disabled) : before_(State::get_disabled_state()) {
@@ -353,7 +357,7 @@ class Overrides {
   at::impl::TorchFunctionDisabledState before_;
 };
 
-// Runs a pass. Returns the gradients of `inputs`; if there are none, those of all leaves are accumulated.
+// Runs a pass. Returns the gradients of `inputs`. Without inputs, accumulates the gradients of all leaves.
 variable_list execute(edge_list&& roots, variable_list&& grads, const edge_list& inputs, bool keep_graph,
                       bool create_graph) {
   const auto pass = make_node<Pass>(std::move(roots), std::move(grads), inputs, keep_graph);
@@ -372,12 +376,12 @@ using Gradients = std::tuple<bool, Tensors>;
 // Batched gradients (vmap) are left to PyTorch's engine.
 Gradients leave(at::TensorList, const Tensors&, at::TensorList, bool, bool, int64_t) { return {false, Tensors()}; }
 
-// Runs a backward pass: accumulates the gradients of all leaves, or returns those of `inputs` if there are any. The
+// Runs a backward pass. Returns the gradients of `inputs`. Without inputs, accumulates the gradients of all leaves. The
 // first result is false if the pass is left to PyTorch's engine; then nothing has been done.
 Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorList inputs, bool keep_graph,
                    bool create_graph, int64_t overrides) {
   const Gradients left(false, Tensors());
-  // A profiler must see the nodes, which only PyTorch's engine reports.
+  // Only PyTorch's engine reports nodes to a profiler.
   const bool observed = at::getStepCallbacksUnlessEmpty(at::RecordScope::BACKWARD_FUNCTION).has_value();
   if (torch::autograd::AnomalyMode::is_enabled() || observed) return left;
   edge_list edges, asked;
@@ -393,7 +397,7 @@ Gradients backward(at::TensorList roots, const Tensors& root_grads, at::TensorLi
     for (const auto& root : edges) note_consumed(root);
   for (const auto& input : inputs) {
     if (!input.requires_grad()) return left;
-    // A leaf that no op has used has no accumulator, so the graph does not lead to it.
+    // A leaf without an accumulator has not been used by any op, so the graph does not lead to it.
     const auto leaf = input.is_leaf();
     asked.emplace_back(leaf ? torch::autograd::impl::try_get_grad_accumulator(input) : input.grad_fn(),
                        leaf ? 0 : input.output_nr());

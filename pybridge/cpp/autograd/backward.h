@@ -8,7 +8,8 @@ namespace tandem {
 const torch::autograd::Node* running_node();
 // Whether code of the program runs in a node or in its hooks.
 bool runs_program(torch::autograd::Node& node);
-// Runs a backward pass within a node of another one. Returns the gradients that arrive at `inputs`. The graph is kept.
+// Runs a backward pass while a node of another pass runs. Returns the gradients that arrive at `inputs`. The graph is
+// kept.
 torch::autograd::variable_list run_within(torch::autograd::edge_list roots, torch::autograd::variable_list grads,
                                           const torch::autograd::edge_list& inputs);
 

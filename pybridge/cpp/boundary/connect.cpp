@@ -3,7 +3,7 @@
 
 namespace {
 
-// A pointer to a function of Rust's. All of them are a list, which is complete when the library has been loaded.
+// A pointer to a function of Rust. The pointers form a linked list, which is complete when the library has been loaded.
 struct Import {
   Import(const char* name, void (*set)(void* address)) : name(name), set(set), next(std::exchange(last, this)) {}
   const char* name;

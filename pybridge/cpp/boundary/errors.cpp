@@ -11,9 +11,9 @@
 #include <string>
 #include <utility>
 
-// The exception by which libtorch_python reports that a Python error is set on this thread. The shim does not link that
-// library, because it differs between Python versions. C++ matches exceptions by type name, so this definition with the
-// same name, base class and members is caught by libtorch_python.
+// The exception by which libtorch_python reports that a Python error is set on this thread. The shim does not link
+// libtorch_python, because that library differs between Python versions. C++ matches exceptions by type name, so
+// libtorch_python catches this definition, which has the same name, base class and members.
 struct TT_EXPORT python_error : std::exception {
   void* type = nullptr;
   void* value = nullptr;
@@ -25,10 +25,10 @@ namespace tandem {
 
 namespace {
 
-thread_local std::exception_ptr kept;     // the exception of the last function that failed, for Rust
+thread_local std::exception_ptr kept;     // the exception of the latest function that failed, for Rust
 thread_local std::exception_ptr pending;  // the exception to throw when Rust returns to C++
 std::mutex last_mutex;
-std::string last_message;  // of the last exception that any thread kept
+std::string last_message;  // of the latest exception that any thread has kept
 
 template <class E>
 std::exception_ptr with_context(E e, const std::string& context) {
@@ -76,7 +76,7 @@ std::string first_line(const std::exception_ptr& e) {
 }  // namespace
 
 void keep_exception(std::exception_ptr e) {
-  // Not the exception itself, which may keep Python objects.
+  // The message is kept, not the exception, which may hold Python objects.
   auto message = first_line(e);
   {
     const std::lock_guard<std::mutex> lock(last_mutex);

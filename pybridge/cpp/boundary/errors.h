@@ -1,4 +1,4 @@
-// Exceptions that pass through Rust: kept as handles, and rethrown with the type that PyTorch threw.
+// Exceptions that pass through Rust. They are kept as handles, and rethrown with the type that PyTorch threw.
 #pragma once
 
 #include <exception>
@@ -16,7 +16,7 @@ inline void check(int32_t status) {
   if (status != TT_OK) throw_pending();
 }
 
-// Returns the result of `make`. If it throws, keeps the exception and returns `failed`.
+// Returns the result of `make`. If `make` throws, keeps the exception and returns `failed`.
 template <class Make, class T>
 T or_kept(T failed, Make make) noexcept {
   try {

@@ -1,12 +1,12 @@
-// The message of the last exception that a kernel raised: what collectives tell the other ranks, where the operators
-// that call them are skipped.
+// The message of the latest exception that a kernel raised. Collectives that are skipped because an operator failed
+// tell it to the other ranks.
 #pragma once
 
 #include <string>
 
 namespace tandem {
 
-// Returns its first line, or "" if there was none.
+// Returns the first line of the message, or "" if no kernel has raised an exception.
 std::string last_exception();
 
 }  // namespace tandem

@@ -31,7 +31,7 @@ void apply_resize(const TtOut& change, const at::Tensor& t) {
                               c10::IntArrayRef(change.strides, change.ndim), change.offset);
 }
 
-// If the op wrote a host tensor, that tensor's gradient and those of the other operands are on the host.
+// If the op wrote a host tensor, the gradients of that tensor and of the other operands are on the host.
 void accept_host_gradients(const TtOuts& outs, const Encoder& encoder) {
   const auto wrote_host = [&](const TtOut& out) {
     return out.kind == TT_OUT_SAME && encoder.input(out.input).is_cpu();
@@ -52,11 +52,11 @@ TtOuts run(uint32_t op, const Encoder& encoder) {
   if (C10_UNLIKELY(is_recording)) note_inputs(op, encoder);
   TtOuts outs{};
   const auto status = tt_dispatch(op, static_cast<uint8_t>(device), encoder.args(), encoder.size(), &outs);
-  // A kernel that raises an exception may have resized its outputs before.
+  // A kernel may have resized its outputs before it raised an exception.
   for (size_t i = 0; i < outs.n_resized; i++) apply_resize(outs.resized[i], encoder.input(outs.resized[i].input));
   check(status);
   if (C10_UNLIKELY(encoder.has_host()) && c10::GradMode::is_enabled()) accept_host_gradients(outs, encoder);
-  // Waiting does not invalidate the outputs: it is not a call of an operator.
+  // The wait calls no operator, so the outputs stay valid.
   if (C10_UNLIKELY(encoder.draws_unordered())) check(tt_wait_random());
   return outs;
 }

@@ -35,8 +35,8 @@ class CaptureFunctor final : public c10::OperatorKernel {
   uint32_t op_;
 };
 
-// Captures an in-place foreach operator. Autograd does not bump the versions of tensors in a written list; PyTorch's
-// kernels do, and so does this functor.
+// Captures an in-place foreach operator. Autograd does not bump the versions of tensors in a written list. PyTorch's
+// kernels do, so this functor does too.
 class ForeachFunctor final : public c10::OperatorKernel {
  public:
   ForeachFunctor(uint32_t op, const c10::FunctionSchema& schema) : op_(op), n_(schema.arguments().size()) {
@@ -64,9 +64,10 @@ class ForeachFunctor final : public c10::OperatorKernel {
     for (size_t i = 0; i < n; i++) list.toListRef()[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
 
-  // An inference tensor has no version counter, so PyTorch's kernels raise after writing the first one outside of
-  // inference mode and leave the rest of the list unwritten. Shortens all lists to end with that tensor. Checks the
-  // version counter itself, because a tensor whose `data` was set to an inference tensor keeps its own counter.
+  // Shortens all lists so that they end with the first inference tensor. Outside of inference mode, PyTorch's kernels
+  // raise after writing such a tensor, which has no version counter, and leave the rest of the list unwritten. The
+  // version counter itself is checked, because a tensor whose `data` was set to an inference tensor keeps its own
+  // counter.
   void end_with_inference_tensor(torch::jit::Stack* stack) const {
     if (c10::InferenceMode::is_enabled() || written_.empty()) return;
     c10::IValue* args = stack->data() + (stack->size() - n_);
@@ -77,7 +78,7 @@ class ForeachFunctor final : public c10::OperatorKernel {
     const auto first = std::find_if(list.begin(), list.end(), has_no_version);
     if (first == list.end() || first + 1 == list.end()) return;
     const size_t all = list.size(), kept = first - list.begin() + 1;
-    // Lists of different lengths stay as they are: the operator raises an error for them.
+    // Lists of different lengths are not shortened, because the operator raises an error for them.
     const auto differs = [&](const c10::IValue& arg) { return arg.isList() && arg.toListRef().size() != all; };
     if (std::any_of(args, args + n_, differs)) return;
     for (size_t i = 0; i < n_; i++) {
@@ -93,8 +94,8 @@ class ForeachFunctor final : public c10::OperatorKernel {
   c10::SmallVector<size_t, 2> written_;
 };
 
-// Captures a factory of uninitialized memory. With deterministic algorithms the memory is then filled, as on PyTorch's
-// devices. The fill is a separate op, so it appears and disappears with the setting.
+// Captures a factory of uninitialized memory. With deterministic algorithms, the memory is then filled, as on PyTorch's
+// devices. The fill is a separate op, so it depends on the setting at each call.
 class EmptyFunctor final : public c10::OperatorKernel {
  public:
   explicit EmptyFunctor(uint32_t op) : op_(op) {}
@@ -115,8 +116,8 @@ bool has_default_kernel(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-// Whether an operator is an `out=` variant with its own CPU kernel. Such a kernel checks dtypes that the generated
-// CompositeExplicitAutograd kernel does not.
+// Whether an operator is an `out=` variant with its own CPU kernel. Such a kernel checks dtypes, which the generated
+// CompositeExplicitAutograd kernel does not do.
 bool has_cpu_out(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return !arguments.empty() && arguments.back().is_out() && op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
@@ -127,7 +128,7 @@ bool has_cpu_out(const c10::OperatorHandle& op) {
 void capture(const c10::OperatorHandle& op) {
   const auto name = full_name(op.operator_name());
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
-  // An operator that has a CPU kernel besides its decomposition is not decomposed on the CPU, so it is captured.
+  // An operator that has both a CPU kernel and a decomposition is not decomposed on the CPU, so it is captured.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU))
     return;

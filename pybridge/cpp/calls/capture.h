@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-// Registers a capturing kernel for an aten operator, unless PyTorch's own registrations already lead to captured ones.
+// Registers a capturing kernel for an aten operator, unless PyTorch's own kernel for it only calls captured operators.
 void capture(const c10::OperatorHandle& op);
 
 }  // namespace tandem

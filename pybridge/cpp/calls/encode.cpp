@@ -35,8 +35,8 @@ bool show_the_same(const TtTensor& a, const TtTensor& b) {
 // Maximum number of integers in all integer lists of an unboxed call.
 constexpr size_t kMostInts = 256;
 
-// Number of elements of each scratch array that the arguments need. The arrays are reserved, so that pointers into
-// them stay valid.
+// Number of elements of each scratch array that the arguments need. The arrays are reserved with this size, so that
+// pointers into them stay valid.
 struct Need {
   size_t tensors = 0, ints = 0, floats = 0, bools = 0, scalars = 0;
 
@@ -76,7 +76,7 @@ void Encoder::encode(const c10::IValue* args, size_t n) {
 
 c10::DeviceIndex Encoder::device() const { return device_ >= 0 ? device_ : named_ >= 0 ? named_ : current_device(); }
 
-// Handles the first tandem tensor of a call, and each later one that is on another device.
+// Handles the first tandem tensor of a call, and each later tandem tensor on another device.
 void Encoder::meet(const at::Tensor& t) {
   TORCH_CHECK(device_ < 0 || may_cross_,
               "Expected all tensors to be on the same device, but found at least two devices, ",
@@ -102,7 +102,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
     out.place = TT_HOST;
     out.storage = impl->unsafe_storage().unsafeGetStorageImpl();
     TORCH_CHECK(out.storage, "Cannot access data pointer of Tensor that doesn't have storage");
-    // Materialize a copy-on-write storage now, while an exception can still be thrown.
+    // A copy-on-write storage is materialized now, while an exception can still be thrown.
     if (c10::impl::cow::is_cow_data_ptr(impl->unsafe_storage().data_ptr())) impl->unsafe_storage().mutable_data();
   } else {
     TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", t.device(),
@@ -122,7 +122,7 @@ void Encoder::encode_tensor(const at::Tensor& t) {
     out.flags |= inputs_[i]->unsafeGetTensorImpl() == impl ? TT_SAME : TT_APART;
     break;
   }
-  // Autograd moves the gradient of a 0-dimensional tensor to the right device without help.
+  // The gradient of a 0-dimensional tensor needs no help: autograd moves it to the right device.
   if (C10_UNLIKELY(out.place == TT_HOST && out.ndim > 0)) {
     has_host_ |= !may_cross_;
     host_requires_grad_ |= (out.flags & TT_REQUIRES_GRAD) != 0;
@@ -202,7 +202,7 @@ void Encoder::begin(size_t n, size_t tensors, bool may_cross) {
   args_.clear(), tensors_.clear(), inputs_.clear(), ints_.clear();
   has_host_ = host_requires_grad_ = draws_unordered_ = false;
   device_ = -1, named_ = -1, may_cross_ = may_cross;
-  // Reserved, so that pointers into the arrays stay valid.
+  // The arrays are reserved, so that pointers into them stay valid.
   args_.reserve(n), tensors_.reserve(tensors), inputs_.reserve(tensors), ints_.reserve(kMostInts);
 }
 

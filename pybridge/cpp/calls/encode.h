@@ -19,14 +19,15 @@
 
 namespace tandem {
 
-// Number of leading inputs of a call that each input is compared with, to set TT_SAME and TT_APART.
+// Number of leading inputs of a call with which each input is compared, to set TT_SAME and TT_APART.
 constexpr size_t kCompared = 16;
 
-// Whether a host tensor is a 0-dimensional integer that converts to zero in some integer dtype, that is, whether its low
-// byte is zero.
+// Whether a host tensor is a 0-dimensional integer that converts to zero in some integer dtype. This is the case if its
+// low byte is zero.
 bool may_be_zero(const at::Tensor& t);
 
-// Builds the argument records of a call. Pointers in the records are valid as long as the encoder and the arguments.
+// Builds the argument records of a call. Pointers in the records are valid as long as both the encoder and the
+// arguments.
 class Encoder {
  public:
   // Encodes boxed arguments. Throws if tandem tensors are on different devices.
@@ -49,12 +50,13 @@ class Encoder {
 
   const TtArg* args() const { return args_.data(); }
   size_t size() const { return args_.size(); }
-  // The device that the call runs on: that of the first tandem tensor, else that of a device argument, else the current
-  // device.
+  // The device that the call runs on: the device of the first tandem tensor or, without one, the device argument, or
+  // else the current device.
   c10::DeviceIndex device() const;
-  // Whether the call draws from a generator whose state the program can read and set without Tandem noticing.
+  // Whether the call draws from a generator whose state the program can read and set without Tandem's knowledge.
   bool draws_unordered() const { return draws_unordered_; }
-  // Whether an operand is a host tensor with at least one dimension; false for copies, which move their gradients.
+  // Whether an operand is a host tensor with at least one dimension. False for copies, because they move their
+  // gradients.
   bool has_host() const { return has_host_; }
   // Whether a host tensor with at least one dimension requires grad.
   bool host_requires_grad() const { return host_requires_grad_; }
@@ -69,7 +71,7 @@ class Encoder {
   void encode_tensor(const at::Tensor& t);
   void meet(const at::Tensor& t);
 
-  // Device of the first tandem tensor, and of a device argument; -1 if there is none.
+  // Device of the first tandem tensor, and device of a device argument; -1 if the call has none.
   c10::DeviceIndex device_ = -1, named_ = -1;
   bool may_cross_ = false;
   bool has_host_ = false, host_requires_grad_ = false;
@@ -83,7 +85,7 @@ class Encoder {
   std::vector<TtArg> scalars_;
 };
 
-// Lends an encoder from a thread-local pool that has one per depth of nested calls.
+// Lends an encoder from a thread-local pool, which has one for each depth of nested calls.
 class Lease {
  public:
   Lease() {

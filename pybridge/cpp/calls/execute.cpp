@@ -22,7 +22,7 @@ namespace tandem {
 
 namespace {
 
-// Inputs and results of this thread's last call. The records for Rust point into it.
+// Inputs and results of this thread's latest call. The records for Rust point into it.
 struct Results {
   std::vector<c10::IValue> values;
   std::vector<at::Tensor> inputs;  // flat inputs; undefined if absent
@@ -128,8 +128,8 @@ void describe(const at::Tensor& t, TtOut& out) {
   out.nbytes = t.storage().nbytes();
 }
 
-// Returns the number of the flat input that return `i` is according to the schema, or -1. The schema decides because
-// object identity is ambiguous: in one call the `out=` tensor may also be an operand, in the next it may not.
+// Returns the number of the flat input that return `i` is according to the schema, or -1. The schema decides, because
+// object identity is ambiguous: the `out=` tensor may also be an operand in some calls and not in others.
 int64_t written_input(const c10::FunctionSchema& schema, size_t i, const Results& r) {
   const auto* alias = schema.returns()[i].alias_info();
   if (!alias || !alias->isWrite()) return -1;
@@ -201,7 +201,7 @@ void describe_resized(const TtTensor& before, uint32_t i, Results& r) {
   r.resized.push_back(out);
 }
 
-// Sets the dispatch keys for kernels as PyTorch has them below autograd: no autograd, no autocast, no Python modes.
+// Sets the dispatch keys for kernels as PyTorch sets them below autograd: no autograd, no autocast, no Python modes.
 // Version counters are bumped only if `counted`.
 c10::impl::ForceDispatchKeyGuard below_autograd(bool counted) {
   static const auto versions = c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);

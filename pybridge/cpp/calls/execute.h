@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-// Outputs of this thread's last call that are not tensors.
+// Outputs of this thread's latest call that are not tensors.
 std::vector<c10::IValue>& host_values();
 // Number of tensors of a written list that PyTorch's kernel had written when it last failed on this thread.
 uint32_t& written_before_failure();

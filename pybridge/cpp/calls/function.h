@@ -1,7 +1,7 @@
-// Calls of functions and captured graphs: what is noted of operators while one of them is recorded.
+// Calls of functions and captured graphs: notes about operators that run while a call or a graph is recorded.
 //
-// functions/recorder.cpp defines it. It is declared here because calls and backward passes note, and the recorder needs
-// both of them.
+// functions/recorder.cpp defines these functions. They are declared here because calls and backward passes call them,
+// and the recorder needs the headers of both.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace tandem {
 void note_inputs(uint32_t op, const Encoder& encoder);
 // Notes that the program's thread has read the value of a tensor with a single element.
 void note_read(const at::Tensor& from, const at::Scalar& value);
-// Notes why the call cannot be replayed.
+// Notes that the call cannot be replayed, with the reason.
 void note_refusal(const char* why);
-// Notes a root of a backward pass that frees the graph.
+// Notes a root of a backward pass that frees its graph.
 void note_consumed(const torch::autograd::Edge& root);
 
 }  // namespace tandem

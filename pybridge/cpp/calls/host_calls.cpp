@@ -1,5 +1,5 @@
 // PyTorch samples the calls of the dispatcher: on average it passes one of `kEach` calls to the callback, and only
-// counts down for the others.
+// counts the other calls down.
 #include "calls/host_calls.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,7 +15,7 @@ namespace tandem {
 
 namespace {
 
-// Calls per sampled call.
+// Number of calls for each sampled call.
 constexpr uint64_t kEach = 64;
 std::atomic<uint64_t> seen{0};
 

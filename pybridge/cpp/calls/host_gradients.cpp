@@ -14,7 +14,7 @@ namespace tandem {
 
 namespace {
 
-// Moves gradients to a device before an edge's function receives them.
+// Moves gradients to a device before the function that an edge leads to receives them.
 struct MoveTo final : torch::autograd::FunctionPreHook {
   explicit MoveTo(c10::Device device) : device_(device) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
@@ -33,7 +33,7 @@ struct MoveTo final : torch::autograd::FunctionPreHook {
 // because autograd cannot add gradients of host ops and of tandem ops at one edge.
 void accept_gradient(const at::Tensor& tensor, c10::Device from) {
   auto edge = torch::autograd::impl::gradient_edge(tensor);
-  // Some tensors require grad but get none: views of leaves that were made without grad mode.
+  // Views of leaves that were made without grad mode require grad but get no gradient.
   if (!edge.function) return;
   auto& metadata = edge.function->mutable_input_metadata(edge.input_nr);
   if (metadata.is_tensor_subclass()) return;

@@ -8,7 +8,7 @@ namespace tandem {
 
 // Lets the gradient of a host tensor that was fed to an op arrive from a tandem device.
 void accept_device_gradient(const at::Tensor& host, c10::DeviceIndex device);
-// Lets the gradient of a tandem tensor arrive from the host: the tensor is an operand of an op that wrote a host tensor.
+// Lets the gradient of a tandem tensor arrive from the host, because an op that wrote a host tensor has this operand.
 void accept_host_gradient(const at::Tensor& tensor);
 
 }  // namespace tandem

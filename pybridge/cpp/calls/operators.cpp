@@ -16,8 +16,8 @@ namespace tandem {
 
 namespace {
 
-// Operator handles by op id. Entries are added at load and, for operators outside of aten, at the first call. Every
-// call looks up a handle; this takes no lock, because each entry of `index` is written once.
+// Operator handles by op id. Entries are added when the library is loaded and, for operators outside of aten, at their
+// first call. Every call looks up a handle. The look-up takes no lock, because each entry of `index` is written once.
 struct Table {
   static constexpr size_t kMost = 1 << 15;
   std::mutex mutex;

@@ -1,5 +1,5 @@
-// Capturing kernels with unboxed arguments. Boxing a tensor adds a reference. For a tensor that only Python refers to,
-// PyTorch counts that reference in the Python object, for which it takes the GIL once at boxing and once at unboxing.
+// Capturing kernels with unboxed arguments. Boxing a tensor adds a reference. If only Python refers to the tensor,
+// PyTorch counts that reference in the Python object, and takes the GIL for this once at boxing and once at unboxing.
 #pragma once
 
 #include <ATen/core/IListRef.h>

@@ -21,7 +21,7 @@ namespace {
 
 using at::Tensor;
 
-// Time in which a call that this rank cannot make is told to the others before its error is raised.
+// Time for telling the other ranks that this rank cannot make a call, before the error is raised.
 constexpr auto kTelling = std::chrono::seconds(2);
 // Maximum number of ops before a collective that ranks compare.
 constexpr size_t kMostBefore = 1024;
@@ -31,7 +31,7 @@ std::string user_line() {
   return std::string(text.data(), tt_user_line(text.data(), text.size()));
 }
 
-// Replaces the tensors of an argument, also those in lists and in lists of lists.
+// Replaces the tensors of an argument, including tensors in lists and in lists of lists.
 template <class Each>
 c10::IValue map_tensors(const c10::IValue& value, const Each& each) {
   if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(each(value.toTensor())) : value;
@@ -70,7 +70,7 @@ Tensor host_tensor(const Tensor& like) { return at::empty(like.sizes(), like.opt
 
 Tensor as_sent(const Tensor& t, bool by_rows) {
   const Tensor real = t.is_complex() ? at::view_as_real(t) : t;
-  // NCCL compares numbers of elements; Gloo also compares sizes.
+  // NCCL compares only numbers of elements, so tensors are flattened: Gloo would also compare sizes.
   return by_rows ? real : real.view({-1});
 }
 
@@ -85,7 +85,7 @@ const char* name_of(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-// The group as the host's kernels of c10d see it: its backend for tandem tensors serves the host.
+// The group for c10d's kernels on the host: the backend for tandem tensors is also its backend for host tensors.
 c10::intrusive_ptr<c10d::ProcessGroup> host_group(c10d::ProcessGroup& group,
                                                   const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto host = c10::make_intrusive<c10d::ProcessGroup>(group.getStore(), group.getRank(), group.getSize());
@@ -102,7 +102,7 @@ Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue>
   by_rows_ = name == "alltoall_base";
   // Ranks may send different numbers of elements to each other.
   const bool is_even = !is_point_to_point_ && !begins_with(name, "alltoall");
-  // Lists have an entry for each rank, and are the same on all of them.
+  // Such lists have an entry for each rank, and must be the same on all ranks.
   const bool is_list = name == "allgather" || name == "reduce_scatter";
   const bool scatters = begins_with(name, "scatter") || begins_with(name, "reduce_scatter");
   std::ostringstream described, compared;
@@ -127,7 +127,7 @@ Collective::Collective(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue>
     } else {
       if (argument == "root_rank") {
         compared << " root " << value.toInt();
-        // Gloo computes with the tensors of all ranks; only the root's is a result.
+        // Gloo computes with the tensors of all ranks, but only the root's tensor is a result.
         for (auto& operand : operands_) operand.is_received &= name != "reduce" || value.toInt() == group_->getRank();
       }
       if (argument == "dst" || argument == "src") peer_ = value.toInt();
@@ -226,7 +226,8 @@ void Collective::finish(std::exception_ptr error) {
 void Collective::refuse(std::exception_ptr error) {
   started_ = std::chrono::steady_clock::now();
   refusal_ = std::move(error);
-  // As `stage` does: where the process ends, the queue's thread must not free what Python knows.
+  // The tensors are dropped here, as in `stage`, because the queue's thread must not free tensors that Python knows
+  // while the process ends.
   for (auto& operand : operands_) operand.tensor.reset();
   arguments_.clear();
 }

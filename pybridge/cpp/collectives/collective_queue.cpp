@@ -1,7 +1,7 @@
-// Queues of the host's backends. A thread for each group runs its collectives one after another, because all ranks have
-// to call them in the same order. Before each, the ranks exchange a number that tells whether they call the same: Gloo
-// would wait, or exchange other bytes than were asked for. Calls between two ranks have been started when they arrive at
-// a queue of their own, which only waits for their ends.
+// Queues of the host's backends. Each group has a thread that runs the group's collectives one after another, because
+// all ranks have to make the calls in the same order. Before each collective, the ranks exchange a number that tells
+// whether they make the same call: otherwise Gloo would wait, or exchange the wrong bytes. Calls between two ranks go
+// to a second queue. They have been started before they arrive there, and the queue only waits for their ends.
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -27,14 +27,14 @@ using namespace std::chrono_literals;
 
 // Time after which a thread without work ends.
 constexpr auto kIdle = 2s;
-// Time after which a rank that waits for the others publishes what it calls.
+// Time after which a rank that waits for the other ranks publishes its call.
 constexpr auto kPatience = 2s;
-// Time that the other ranks have to publish what they call, once a rank has found that a collective fails.
+// Time that the other ranks have to publish their calls, once a rank has found that a collective fails.
 constexpr auto kExplaining = 3s;
-// What a rank that cannot make a call says instead of the call's number.
+// Number that a rank sends in place of the call's number if it cannot make the call.
 constexpr int64_t kRefused = std::numeric_limits<int64_t>::min();
 
-// Calls of the host's backend of one group, in order.
+// The calls of one group to the host's backend, in order.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   void push(const std::shared_ptr<Collective>& collective);
@@ -60,7 +60,7 @@ std::string message_of(const std::exception& error) {
   return known ? known->what_without_backtrace() : error.what();
 }
 
-// What the ranks of a group call, in the group's store. Throws an error if the store is gone.
+// The calls that the ranks of a group publish in the group's store. Its functions throw an error if the store is gone.
 class Calls {
  public:
   Calls(const Collective& collective, uint64_t number)
@@ -68,7 +68,7 @@ class Calls {
         store_(c10::make_intrusive<c10d::PrefixStore>("tandem/" + std::to_string(number),
                                                       collective.group()->getStore()->clone())) {}
 
-  // Publishes this rank's call, and the ops before it.
+  // Publishes this rank's call, and the ops that the rank has issued before it.
   void publish() {
     auto text = said();
     std::array<char, 512> line{};
@@ -76,7 +76,8 @@ class Calls {
       text += '\n' + std::string(line.data(), tt_describe_issued(op, line.data(), line.size()));
     store_->set(std::to_string(collective_.group()->getRank()), text);
   }
-  // A line for each rank, after a moment in which the others can publish, and the first op in which they differ.
+  // Returns a line for each rank, and the first op in which the ranks differ. Waits a moment for the other ranks to
+  // publish.
   std::string describe() {
     const auto until = std::chrono::steady_clock::now() + kExplaining;
     std::string text, absent, difference;
@@ -111,7 +112,7 @@ class Calls {
     return lines;
   }
 
-  // Compares the ops since the collective before, which follow the first line.
+  // Compares the ops since the previous collective, which follow each rank's first line.
   std::string first_difference(const std::vector<std::string>& one, const std::vector<std::string>& other,
                                const std::string& rank) const {
     const auto end = std::min(one.size(), other.size());
@@ -128,7 +129,7 @@ class Calls {
   std::string first_rank_;
 };
 
-// The call, or why it cannot be made, in one line.
+// The call in one line or, if this rank cannot make the call, the reason.
 std::string Calls::said() const {
   if (!collective_.refusal()) return collective_.description();
   try {
@@ -190,7 +191,7 @@ void Queue::run(Collective& collective) {
     try {
       if (!collective.is_point_to_point()) compare(collective);
     } catch (const std::exception&) {
-      // The others have been told, or are gone. This rank's error is its own.
+      // The other ranks have been told, or are gone. On this rank, the reason is the error.
     }
     std::rethrow_exception(refusal);
   }
@@ -204,7 +205,7 @@ void Queue::run(Collective& collective) {
   }
 }
 
-// Throws an error if the ranks of the group do not call the same.
+// Throws an error if the ranks of the group do not make the same call.
 void Queue::compare(const Collective& collective) {
   number_++;
   const auto size = collective.group()->getSize();
@@ -216,7 +217,7 @@ void Queue::compare(const Collective& collective) {
   c10d::AllgatherOptions options;
   options.timeout = collective.timeout();
   try {
-    // Before the exchange, after which the process may end.
+    // The reason is published before the exchange, because the process may end after it.
     if (collective.refusal()) Calls(collective, number_).publish();
     const auto work = collective.backend()->allgather(all, mine, options);
     const auto until = std::chrono::steady_clock::now() + kPatience;
@@ -235,7 +236,7 @@ void Queue::compare(const Collective& collective) {
               explain(collective, number_));
 }
 
-// The queues of each backend: for collectives, and for calls between two ranks.
+// The two queues of a backend: for collectives, and for calls between two ranks.
 struct Queues {
   c10::weak_intrusive_ptr<c10d::Backend> backend;
   std::shared_ptr<Queue> together = std::make_shared<Queue>(), between_two = std::make_shared<Queue>();

@@ -1,4 +1,4 @@
-// What the report tells of collectives: their number, bytes and times by line of the program.
+// Figures of collectives for the report: their number, bytes and times, by line of the program.
 #include <torch/library.h>
 
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 
 struct Times {
   int64_t count = 0, bytes = 0;
-  // Time from the start of each to its end, and the part in which the executor waited for it.
+  // Total time from the starts of collectives to their ends, and the part in which the executor waited for them.
   std::chrono::nanoseconds took{0}, waited{0};
 };
 

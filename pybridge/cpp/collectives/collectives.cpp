@@ -28,8 +28,8 @@ namespace tandem {
 
 namespace {
 
-// Work that never blocks Python: operators that use what is received wait for it. Only a barrier blocks, and a question
-// about the rank that a message came from.
+// Work that does not block Python: operators that use a received tensor wait for it. Exceptions are a barrier, a wait
+// with a timeout, and the question which rank a message came from.
 class Work final : public c10d::Work {
  public:
   Work(std::shared_ptr<Collective> collective, bool blocks)
@@ -45,7 +45,7 @@ class Work final : public c10d::Work {
   std::exception_ptr exception() const override { return collective_->error(); }
   std::vector<at::Tensor> result() override { return received_; }
   void synchronize() override {}
-  // With a limit, it blocks as that of NCCL does.
+  // With a timeout, waits until the collective has ended, as NCCL's work object does.
   bool wait(std::chrono::milliseconds limit) override {
     if (limit != kNoTimeout && !collective_->ends_within(limit))
       C10_THROW_ERROR(DistBackendError, "caught collective operation timeout: " + collective_->description() +
@@ -54,7 +54,7 @@ class Work final : public c10d::Work {
     if (blocks_) finish();
     return true;
   }
-  // Ends the event that profilers show: the call has been issued.
+  // Ends the event that profilers show, because the call has been issued.
   void end_event() {
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   }
@@ -73,17 +73,17 @@ class Work final : public c10d::Work {
   }
 
  private:
-  // What profilers call it, or null if there is none.
+  // The name of the collective in profilers, or null if no profiler runs.
   static const char* title(const Collective& collective) {
     if (!at::hasCallbacks()) return nullptr;
-    // The names of PyTorch's own backends.
+    // Names that PyTorch's own backends use.
     static const std::map<std::string, std::string> names{{"allreduce", "all_reduce"},
                                                           {"allgather", "all_gather"},
                                                           {"allgather_base", "_all_gather_base"},
                                                           {"reduce_scatter_base", "_reduce_scatter_base"},
                                                           {"alltoall", "all_to_all"},
                                                           {"alltoall_base", "all_to_all"}};
-    // Profilers keep the pointer.
+    // Profilers keep a pointer to the name, so names are never freed.
     static std::map<std::string, std::string> titles;
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -111,7 +111,8 @@ class Work final : public c10d::Work {
   std::vector<at::Tensor> received_;
 };
 
-// Kernel of all operators of c10d. They return what they write, their first argument, and the work.
+// Kernel of all operators of c10d. They return the work object, and before it their first argument, which they write,
+// if the schema says so.
 void communicate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(!observer, "torch.accelerator.Graph cannot replay ", op.operator_name().name,
               ": call collectives outside of the graph");

@@ -30,7 +30,7 @@ namespace {
 using at::Tensor;
 using Shared = std::shared_ptr<Collective>;
 
-// Collectives by the numbers that the recorded operators are fed with.
+// Collectives, by the number that is fed to the operators of the collective.
 class Numbered {
  public:
   int64_t add(const Shared& collective) {
@@ -38,7 +38,7 @@ class Numbered {
     all_.emplace(++last_, collective);
     return last_;
   }
-  // Returns null if it has ended, and the program has dropped what it received.
+  // Returns null if the collective has ended and the program has dropped the received tensors.
   Shared find(int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = all_.find(number);
@@ -59,13 +59,14 @@ Numbered& numbered() {
   return n;
 }
 
-// A tensor of its own for a collective, because a program may give its tensor others: `parameter.data = shard`.
+// Another tensor with the same elements, for the collective: a program may give its own tensor other elements meanwhile
+// (`parameter.data = shard`).
 Tensor same_elements(const Tensor& t) {
   auto* impl = t.unsafeGetTensorImpl();
   return Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-// A collective that receives tensors, which are kept until they are used.
+// A collective that receives tensors, and these tensors, until the program uses them.
 struct Receiving {
   Shared collective;
   int64_t number;
@@ -129,7 +130,8 @@ class Waits final : public Settler {
   }
 };
 
-// The kernels below run where the operators are executed: on GraphRunner, or on the thread that waits for it.
+// The kernels below run where operators are executed: on GraphRunner's thread, or on a thread that waits for
+// GraphRunner.
 
 void start_on_host(at::TensorList sent, const at::Scalar& number) {
   const auto collective = numbered().find(number.toLong());
@@ -137,13 +139,13 @@ void start_on_host(at::TensorList sent, const at::Scalar& number) {
     collective->stage(sent);
     if (collective->is_point_to_point()) collective->work = collective->call();
   } catch (...) {
-    // The operator that waits raises the error.
+    // The operator that waits for the collective raises the error.
     collective->refuse(std::current_exception());
   }
   enqueue(collective);
 }
 
-// Has no tensors, so it also runs where the operator that starts the call is skipped.
+// This operator takes no tensors, so it runs even if the operator that starts the call is skipped.
 void check_on_host(at::TensorList, const at::Scalar& number) {
   const auto collective = numbered().find(number.toLong());
   if (collective && !collective->receives()) numbered().remove(number.toLong());
@@ -194,7 +196,7 @@ void start(const Shared& collective) {
     receiving.push_back({collective, number, std::move(received)});
     in_flight.store(static_cast<uint32_t>(receiving.size()), std::memory_order_relaxed);
   }
-  // Other ranks wait for this one, so the operator must not wait for the rest of a run.
+  // The operator must not wait for the rest of a run, because other ranks wait for this one.
   check(tt_flush());
 }
 

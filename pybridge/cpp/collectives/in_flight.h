@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-// Issues the operator that starts a collective, and sends it to GraphRunner. Notes the tensors that are received.
+// Issues the operator that starts a collective, and sends the operator to GraphRunner. Notes the tensors that are
+// received.
 void start(const std::shared_ptr<Collective>& collective);
 
 }  // namespace tandem

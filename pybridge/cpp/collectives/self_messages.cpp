@@ -13,7 +13,7 @@ namespace tandem {
 
 namespace {
 
-// Ends when the message has been sent and received.
+// The work object of a message. It ends when the message has been both sent and received.
 class Message final : public c10d::Work {
  public:
   Message(at::Tensor tensor, const c10::intrusive_ptr<c10d::Backend>& backend)
@@ -22,7 +22,7 @@ class Message final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     return c10d::Work::wait(timeout == kNoTimeout ? limit_ : timeout);
   }
-  // Copies a message to where it is received.
+  // Copies the elements of a sent message to the tensor that receives them.
   static void deliver(Message& sent, Message& received) {
     std::exception_ptr error;
     try {
@@ -43,7 +43,7 @@ class Message final : public c10d::Work {
 
 using Shared = c10::intrusive_ptr<Message>;
 
-// What has been sent, or is waited for, and has no counterpart so far.
+// Messages with one tag that have been sent and not received, or the reverse.
 struct Box {
   std::deque<Shared> sent, received;
 };

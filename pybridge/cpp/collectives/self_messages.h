@@ -9,10 +9,10 @@
 
 namespace tandem {
 
-// Sends a host tensor, which is kept, to this rank.
+// Sends a host tensor to this rank. The tensor is kept until the message is received.
 c10::intrusive_ptr<c10d::Work> send_to_self(const c10::intrusive_ptr<c10d::Backend>& backend, int64_t tag,
                                             const at::Tensor& sent);
-// Receives the next one with this tag.
+// Receives the next message with this tag.
 c10::intrusive_ptr<c10d::Work> receive_from_self(const c10::intrusive_ptr<c10d::Backend>& backend, int64_t tag,
                                                  const at::Tensor& received);
 

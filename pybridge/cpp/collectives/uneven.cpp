@@ -17,7 +17,7 @@ void wait(const Works& works, std::chrono::milliseconds timeout) {
   for (const auto& work : works) work->wait(std::max(timeout, std::chrono::milliseconds(kNoTimeout)));
 }
 
-// All elements in a row, and their numbers.
+// The elements of all tensors in one row. `sizes` receives the number of elements of each tensor.
 at::Tensor row(const HostTensors& tensors, std::vector<int64_t>& sizes) {
   HostTensors flat;
   for (const auto& t : tensors) {
@@ -76,7 +76,7 @@ void alltoall(c10d::Backend& backend, const HostTensors& received, const HostTen
   c10d::AllToAllOptions options;
   options.timeout = timeout;
   const auto parts = to.split_with_sizes(received_sizes);
-  // Takes the sizes.
+  // Of the backend's functions, only this one takes sizes.
   wait({backend.alltoall_base(to, from, received_sizes, sent_sizes, options)}, timeout);
   for (size_t rank = 0; rank < received.size(); rank++) received[rank].view({-1}).copy_(parts[rank]);
 }

@@ -1,4 +1,4 @@
-// Collectives on lists of tensors of several sizes, which NCCL has and Gloo does not.
+// Collectives on lists of tensors of different sizes, which NCCL has and Gloo does not.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@ namespace tandem {
 using HostTensors = std::vector<at::Tensor>;
 
 bool is_uneven(const HostTensors& tensors);
-// They return when the call has ended.
+// These functions return when the call has ended.
 void allgather_uneven(c10d::Backend& backend, const HostTensors& received, const at::Tensor& sent,
                       std::chrono::milliseconds timeout);
-// Overwrites what is sent.
+// Overwrites the sent tensors.
 void reduce_scatter_uneven(c10d::Backend& backend, const at::Tensor& received, const HostTensors& sent,
                            const c10d::ReduceOp& op, std::chrono::milliseconds timeout);
-// For all lists: a rank does not know whether those of the others are even.
+// Handles all lists, even those whose sizes are equal, because a rank does not know the sizes on other ranks.
 void alltoall(c10d::Backend& backend, const HostTensors& received, const HostTensors& sent,
               std::chrono::milliseconds timeout);
 

@@ -30,7 +30,7 @@ class Allocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t n) override { return allocate_on(current_device(), n); }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override { check(tt_empty_cache()); }
-  // All streams are the same queue.
+  // Does nothing, because all streams are the same queue.
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     TtMemory memory{};
@@ -39,7 +39,7 @@ class Allocator final : public c10::DeviceAllocator {
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     stats.allocated_bytes[kAll] = stat(memory.bytes);
     stats.active_bytes = stats.requested_bytes = stats.reserved_bytes = stats.allocated_bytes;
-    // A storage is a segment with a single block.
+    // Each storage counts as a segment with a single block.
     stats.allocation[kAll] = stat(memory.storages);
     stats.active = stats.segment = stats.allocation;
     stats.num_device_alloc = memory.storages.created, stats.num_device_free = memory.storages.freed;
@@ -50,7 +50,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { tt_reset_memory(existing(device), 0); }
   void resetPeakStats(c10::DeviceIndex device) override { tt_reset_memory(existing(device), 1); }
-  // The memory of the host. The memory of a graphics device is not known here.
+  // The memory of the host, because the memory of a graphics device is not known here.
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     existing(device);
     const TtHostMemory memory = tt_host_memory();

@@ -1,4 +1,4 @@
-// The cost of creating a tensor in PyTorch. Benchmarks compare the cost of an op with it.
+// The cost of creating a tensor in PyTorch. Benchmarks compare it with the cost of an op.
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 

@@ -13,7 +13,7 @@ extern "C" int32_t ttc_multiply(const TtProduct*) { return 0; }
 
 extern "C" {
 
-// Weak symbols, because not every build of PyTorch exports these functions.
+// The symbols are weak, because some builds of PyTorch do not export these functions.
 __attribute__((weak)) void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*,
                                   const float*, const int*, const float*, const int*, const float*, float*, const int*);
 __attribute__((weak)) void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*,
@@ -40,7 +40,8 @@ class Alone {
   int before_ = 0;
 };
 
-// Matrices are row-major and BLAS expects column-major ones, so this computes the transposed product: c' = b' a'.
+// Matrices are row-major, but BLAS expects column-major matrices. So this function computes the transposed product: c'
+// = b' a'.
 template <class T, class Gemm>
 void multiply(Gemm gemm, const TtProduct& p) {
   const Alone alone;

@@ -18,7 +18,7 @@ namespace {
 
 c10::StorageImpl* storage(void* p) { return static_cast<c10::StorageImpl*>(p); }
 
-// Creates a storage of uninitialized bytes, owned by the caller.
+// Creates a storage of uninitialized bytes, whose reference the caller owns.
 c10::StorageImpl* new_storage(size_t nbytes) {
   if (auto* small = take_small(nbytes)) return small;
   const PoolGuard pool;

@@ -15,7 +15,7 @@ namespace tandem {
 
 namespace {
 
-// A generator of this device, backed by a CPU generator. Before the state is read or set, it waits for pending draws.
+// A generator of this device, backed by a CPU generator. It waits for pending draws before its state is read or set.
 class TandemGenerator final : public c10::GeneratorImpl {
  public:
   explicit TandemGenerator(at::Generator host)
@@ -25,7 +25,7 @@ class TandemGenerator final : public c10::GeneratorImpl {
   const at::Generator& host() const { return host_; }
 
   void set_current_seed(uint64_t seed) override { settled().set_current_seed(seed); }
-  // Pickling reads and sets the offset of generators of all devices but the CPU. A Mersenne Twister has none.
+  // Pickling reads and sets the offset of generators of all devices but the CPU. A Mersenne Twister has no offset.
   void set_offset(uint64_t offset) override {
     TORCH_CHECK(offset == 0, "the generator of a tandem device has no offset; use set_state");
   }
@@ -39,7 +39,7 @@ class TandemGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return settled().get_state(); }
 
  private:
-  // Returns the CPU generator after its pending draws.
+  // Returns the CPU generator after waiting for pending draws.
   c10::GeneratorImpl& settled() const {
     check(tt_wait_random());
     return *host_.unsafeGetGeneratorImpl();

@@ -11,7 +11,7 @@
 
 namespace {
 
-// Returns the CPU generator that a generator draws from. Null stands for the default one.
+// Returns the CPU generator that a generator draws from. Null stands for PyTorch's default CPU generator.
 at::Generator generator_of(void* g) {
   if (g == nullptr) return at::detail::getDefaultCPUGenerator();
   return tandem::host_generator(

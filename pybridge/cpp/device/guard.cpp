@@ -17,10 +17,10 @@ namespace {
 
 thread_local c10::DeviceIndex current = 0;
 
-// The time at which an event was recorded. Recording a timed event first waits for all earlier work.
+// The time at which an event was recorded. To record a timed event, the program first waits for all earlier work.
 using Event = std::chrono::steady_clock::time_point;
 
-// Guard with a single stream for all devices: GraphRunner runs everything in program order.
+// Guard with a single stream for all devices, because GraphRunner runs everything in program order.
 template <c10::DeviceType kType>
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -39,7 +39,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
   c10::Stream exchangeStream(c10::Stream s) const override { return s; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(tt_device_count()); }
-  // The dtypes that convert to each other. An operator that has no kernel for one of them runs on the host.
+  // The dtypes that convert to each other. An operator without a kernel for a dtype runs on the host.
   c10::DeviceCapability getDeviceCapability(c10::Device d) const override {
     index_of(d);
     c10::DeviceCapability capability;

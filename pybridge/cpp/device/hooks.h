@@ -1,4 +1,5 @@
-// PyTorch's hooks for this device, from which its device-independent code gets devices, generators and pinned memory.
+// PyTorch's hooks for this device. Through them, PyTorch's device-independent code gets devices, generators and pinned
+// memory.
 #pragma once
 
 namespace tandem {

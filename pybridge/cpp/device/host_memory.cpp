@@ -30,7 +30,8 @@ void check_may_allocate(size_t nbytes) {
               " bytes. Error code 12 (Cannot allocate memory)");
 }
 
-// Allocates from PyTorch's own allocator. If that fails, returns the pool's free memory to the system and tries again.
+// Allocates from PyTorch's own allocator. If the allocation fails, returns the pool's free memory to the system and
+// tries again.
 template <class Allocate>
 auto from_system(Allocate allocate) {
   try {
@@ -59,8 +60,8 @@ struct HostAllocator final : c10::Allocator {
 
 void free_small(void* block) { system_allocator()->raw_deleter()(block); }
 
-// Free storages of at most 4 KiB, kept with their StorageImpl for the next op and sorted by size in units of `kLine`
-// bytes.
+// Free storages of at most 4 KiB. Each is kept with its StorageImpl for a later op. The storages are sorted by size in
+// units of `kLine` bytes.
 class SmallStorages {
  public:
   static constexpr size_t kLine = 64, kLines = 64;
@@ -93,7 +94,7 @@ class SmallStorages {
   }
 
  private:
-  // Maximum number of bytes to keep. About what an iteration of small ops saves for its backward pass.
+  // Maximum number of bytes to keep: about as many as an iteration of small ops saves for its backward pass.
   static constexpr size_t kMost = 4 << 20;
 
   // Bytes of a storage, including the StorageImpl.
@@ -131,7 +132,7 @@ PoolGuard::~PoolGuard() { pooled--; }
 
 void register_host_allocator() {
   static HostAllocator allocator;
-  // If the program has set an allocator of its own, keep that one.
+  // An allocator that the program has set is kept.
   if (c10::GetCPUAllocator() == system_allocator()) c10::SetCPUAllocator(&allocator);
 }
 

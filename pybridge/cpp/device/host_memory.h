@@ -15,8 +15,8 @@ void register_host_allocator();
 
 // Returns a storage of `nbytes` uninitialized bytes, owned by the caller, or null if `nbytes` is 0 or more than 4 KiB.
 c10::StorageImpl* take_small(size_t nbytes);
-// Keeps a storage from take_small() for reuse and takes over the caller's reference. Returns false, and takes nothing,
-// if the storage has other references, is not from take_small(), or if enough storages are kept.
+// Keeps a storage from take_small() for reuse, and takes over the caller's reference. Returns false, and takes nothing,
+// in these cases: the storage has other references, it is not from take_small(), or enough storages are kept.
 bool keep_small(c10::StorageImpl* storage);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// What observes operators while a call of a function is recorded, or a graph captured.
+// Observation of operators while a call of a function is recorded, or a graph is captured.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -10,7 +10,7 @@ namespace tandem {
 
 class Encoder;
 
-// Whether a call of a function is being recorded, or a graph captured.
+// Whether a call of a function is being recorded, or a graph is being captured.
 extern bool is_recording;
 
 // Observer of the operators of a captured graph.
@@ -25,7 +25,7 @@ class Observer {
 
 // The observer, or null.
 extern Observer* observer;
-// Begins or, with null, ends observing.
+// Begins observing with `next`, or ends observing if it is null.
 void observe_operators(Observer* next);
 
 }  // namespace tandem

@@ -11,8 +11,8 @@ namespace tandem {
 
 namespace {
 
-// Allocates pinned memory as ordinary host memory, which is enough because a host tensor is copied when it is fed.
-// Keeps the address ranges, so that `is_pinned()` can answer.
+// Allocates pinned memory as ordinary host memory. This is enough, because a host tensor is copied when it is fed. The
+// address ranges are kept, so that `is_pinned()` can answer.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
@@ -45,7 +45,7 @@ class PinnedAllocator final : public c10::Allocator {
     static std::mutex m;
     return m;
   }
-  // Size by start address. Never destroyed, because tensors may be freed after static objects are destroyed.
+  // Size by start address. The map is never destroyed, because tensors may be freed after static objects are destroyed.
   static std::map<uintptr_t, size_t>& ranges() {
     static auto* r = new std::map<uintptr_t, size_t>();
     return *r;

@@ -6,7 +6,7 @@
 namespace tandem {
 
 c10::Allocator* pinned_allocator();
-// Whether an address is in memory from pinned_allocator().
+// Whether an address is in memory that pinned_allocator() has allocated.
 bool is_pinned(const void* pointer);
 
 }  // namespace tandem

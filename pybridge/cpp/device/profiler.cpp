@@ -5,7 +5,7 @@
 
 #if __has_include(<kineto/libkineto.h>)
 #define TANDEM_HAS_KINETO 1
-// Kineto's headers format numbers; libtorch does not export the library that they use for it.
+// Kineto's headers format numbers with fmt, which libtorch does not export.
 #define FMT_HEADER_ONLY 1
 #include <kineto/libkineto.h>
 #include <kineto/output_base.h>
@@ -56,7 +56,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   std::vector<libkineto::ResourceInfo> getResourceInfos() override { return {{0, 0, 0, "GraphRunner"}}; }
   std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override { return std::move(buffer_); }
 
-  // PyTorch passes the calls that it records, as they nest on each thread.
+  // PyTorch passes the calls that it records in the order in which they nest on each thread.
   void pushCorrelationId(uint64_t call) override {
     calls.push_back(call);
     tt_set_issuer(call);
@@ -82,7 +82,7 @@ class Session final : public libkineto::IActivityProfilerSession {
         {*run, {run->name, run->name_len}, {run->ops, run->ops_len}, {run->lines, run->lines_len}});
   }
 
-  // Kineto does not expect exceptions.
+  // Kineto does not expect exceptions, so they end here.
   template <class F>
   void attempt(F body) noexcept {
     try {
@@ -147,14 +147,14 @@ class Profiler final : public libkineto::IActivityProfiler {
 
 #endif
 
-// Times between two points of the program, for the profiler that works without Kineto.
+// Times between two points of the program, for PyTorch's profiler that works without Kineto.
 class Stubs final : public torch::profiler::impl::ProfilerStubs {
   using Time = std::chrono::steady_clock::time_point;
   using Event = torch::profiler::impl::ProfilerVoidEventStub;
 
  public:
   void record(c10::DeviceIndex* device, Event* event, int64_t* cpu_ns) const override {
-    // PyTorch records at each call that it observes, and no wait is possible inside a kernel.
+    // PyTorch makes a record at each call that it observes, and inside a kernel this must not wait.
     tt_hide_kernels();
     check(tt_synchronize());
     const auto now = std::chrono::steady_clock::now();
@@ -182,7 +182,7 @@ void register_profiler() {
   static Stubs stubs;
   torch::profiler::impl::registerPrivateUse1Methods(&stubs);
 #ifdef TANDEM_HAS_KINETO
-  // Newer versions of PyTorch have a registry for this, which calls the same function.
+  // Newer versions of PyTorch have a registry of profilers, which calls this function.
   libkineto::api().registerProfilerFactory([] { return std::make_unique<Profiler>(); });
 #endif
 }

@@ -18,11 +18,11 @@ namespace tandem {
 
 void* storage_context(const at::Tensor& t) {
   auto* si = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  // A tensor of a transform, for example, that a mode hides from the transform.
+  // A mode may hide a transform's tensor from the transform; such a tensor has no storage.
   TORCH_CHECK(C10_LIKELY(si), "Cannot access data pointer of Tensor that doesn't have storage");
   void* context = si->mutable_data_ptr().get_context();
   if (C10_LIKELY(context != nullptr)) {
-    // A slice of an untyped storage has the other storage as its context, and its own deleter.
+    // A slice of an untyped storage has the other storage as its context, and another deleter.
     TORCH_CHECK_NOT_IMPLEMENTED(
         C10_LIKELY(si->data_ptr().get_deleter() == tt_storage_release),
         "tandem does not support tensors on a part of an untyped storage; take a part of the tensor instead, or copy "

@@ -13,7 +13,7 @@ namespace tandem {
 
 // Returns the storage context of a tandem tensor. Creates one if the storage has none.
 void* storage_context(const at::Tensor& t);
-// Resizes a storage with this context.
+// Resizes a storage, which has this context.
 void resize_storage(c10::StorageImpl& storage, void* context, size_t nbytes);
 // Wraps a context that Rust created on a device in a StorageImpl.
 c10::intrusive_ptr<c10::StorageImpl> adopt_storage(void* context, void* address, size_t nbytes,

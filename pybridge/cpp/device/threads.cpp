@@ -1,4 +1,4 @@
-// PyTorch's parallel loops, and its settings of a thread that CPU kernels read.
+// PyTorch's parallel loops, and the settings of a thread that CPU kernels read.
 #include "device/threads.h"
 
 #include <ATen/ATen.h>

@@ -1,9 +1,10 @@
 // torch.accelerator.Graph: operators that are captured once, and replayed on the same tensors.
 //
-// Tandem captures operators by running them, because their results' shapes are not known before. Afterwards, tensors that
-// existed before and the random generator are as they were, so that, as on other devices, only a replay has effects.
+// Tandem captures operators by running them, because the shapes of their results are not known before. Afterwards,
+// tensors that existed before the capture, and the random generator, are restored, so that, as on other devices, only a
+// replay has effects.
 #include <torch/version.h>
-// The interface is that of torch 2.15.
+// torch 2.15 introduced the interface.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #include <ATen/ATen.h>
 #include <ATen/core/GraphImplInterface.h>
@@ -28,7 +29,7 @@ namespace tandem {
 
 namespace {
 
-// The operators of a capture, and what they use.
+// The operators of a capture, and the storages that they use.
 class Capture final : public Observer {
  public:
   Capture() : state_(default_generator().get_state()) {
@@ -46,9 +47,10 @@ class Capture final : public Observer {
     made_.insert_or_assign(storage->mutable_data_ptr().get_context(), WeakStorage(storage));
   }
 
-  // Ends the capture, and undoes what the operators have written.
+  // Ends the capture, and undoes the operators' writes.
   TtRecorded end();
-  // Storages by context: those that existed before, and those that the capture has made and the program has.
+  // Storages by context: those that existed before the capture, and those that the capture has made and that the
+  // program still has.
   c10::Storage given(void* context) const { return given_.at(context); }
   c10::Storage kept(void* context) const {
     auto storage = made_.at(context).lock();
@@ -63,7 +65,7 @@ class Capture final : public Observer {
   at::Tensor state_;
   std::unordered_map<void*, c10::Storage> given_;
   std::unordered_map<void*, WeakStorage> made_;
-  // Storages that operators write, and their bytes before.
+  // Storages that operators write, each with its bytes before the capture.
   std::unordered_map<void*, std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
@@ -131,7 +133,7 @@ class AcceleratorGraph final : public at::GraphImplInterface {
   int64_t id_ = -1;
   std::vector<TtGiven> given_;
   std::vector<c10::Storage> held_;
-  // Bytes of the tensors that the capture has made and that each replay writes.
+  // The bytes of tensors that the capture has made. Each replay writes them.
   std::vector<at::Tensor> results_;
 };
 

@@ -33,7 +33,7 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Hands a gradient on, for passes that reach the graph of a call by another way than the call's node.
+// Hands a gradient on. Passes that do not begin at the call's node reach the graph of the call through these nodes.
 struct Gate final : Node {
   Gate(uint64_t sequence, Edge target, const at::Tensor& of) : Node(sequence, {std::move(target)}) {
     add_input_metadata(of);
@@ -41,7 +41,7 @@ struct Gate final : Node {
   variable_list apply(variable_list&& grads) override { return std::move(grads); }
 };
 
-// Takes the edges away from gates, at which a pass then ends.
+// Removes the edges of gates, so that a pass ends at the gates. The destructor restores the edges.
 class Closed {
  public:
   explicit Closed(const Cut& graph) : graph_(graph) {
@@ -72,7 +72,7 @@ variable_list run(const Cut& graph, const variable_list& grads) {
   return run_within(std::move(roots), std::move(defined), ends);
 }
 
-// Given storages of a pass, each with the watched tensor of the call that it belongs to.
+// Storages that existed before a pass, each with the watched tensor of the call that the storage belongs to.
 using Captured = std::vector<std::pair<size_t, size_t>>;
 
 // The backward passes of a recorded call.
@@ -86,17 +86,17 @@ struct Passes {
     for (const auto& [pass, _] : templates) drop_recording(pass);
   }
 
-  // Those that have been recorded since Python has asked. -1 stands for one that creates a graph.
+  // Passes that have been recorded since Python has last asked for them. -1 stands for a pass that creates a graph.
   std::vector<int64_t> recorded;
-  // Those that are templates.
+  // Passes that are templates.
   std::vector<std::pair<int64_t, Captured>> templates;
-  // The storages that templates use, by their numbers among those that the call has made and that last.
+  // The storages that templates use, by their numbers among the lasting storages that the call has made.
   std::unordered_set<size_t> saved;
 };
 
 std::mutex passes_mutex;
-// By the number of the recorded call. Nodes of replayed calls hold them too. The map is never destroyed: at the end of the
-// process, Rust's part may be gone.
+// Passes by the number of the recorded call. Nodes of replayed calls hold them too. The map is never destroyed, because
+// at the end of the process Rust's part may be gone.
 auto& passes = *new std::unordered_map<int64_t, std::shared_ptr<Passes>>();
 
 std::shared_ptr<Passes> passes_of(int64_t call) {
@@ -120,8 +120,8 @@ std::vector<int64_t> take_passes(int64_t call) {
   return found == passes.end() ? std::vector<int64_t>() : std::exchange(found->second->recorded, {});
 }
 
-// Makes a recorded pass one that replays of the call may use, and that is dropped with the last of them. Rust has its
-// template.
+// Lets replays of the call use a recorded pass, whose template Rust has. The pass is dropped with the last of these
+// replays.
 void add_pass(int64_t call, int64_t pass) {
   const auto forward = find_recorded(call), backward = find_recorded(pass);
   if (!forward || !backward) return;
@@ -148,7 +148,7 @@ void drop_passes(int64_t call) {
   passes.erase(found);
 }
 
-// Whether two passes differ in the gradients and arguments that they are given, or in PyTorch's settings.
+// Whether two passes differ in their gradients and arguments, or in PyTorch's settings.
 bool differ_in_inputs(int64_t one, int64_t two) {
   const auto a = find_recorded(one), b = find_recorded(two);
   if (!a || !b || !(a->modes == b->modes)) return true;
@@ -200,7 +200,7 @@ class RecordedBackward final : public CallBackward {
 
   void release_variables() override {
     CallBackward::release_variables();
-    // Nodes that something else refers to, such as a tensor of the call that the program keeps, may still run.
+    // Nodes to which something else refers, such as a tensor of the call that the program keeps, may still run.
     graph_ = Cut();
     around_ = Surroundings();
   }
@@ -228,11 +228,11 @@ class ReplayedBackward final : public CallBackward {
     passes_ = passes_of(left_.id);
     for (size_t i = 0; i < left_.made.size(); i++)
       if (!passes_->saved.count(i)) left_.made[i].reset();
-    // The watched tensors are held weakly by the recording.
+    // Only the recording refers to the watched tensors, weakly.
     left_.watched.clear();
   }
 
-  // Adds a result, on the storage of this number among those that the call has made.
+  // Adds a result. `storage` is the number of its storage among the storages that the call has made.
   void add_result(const NodePointer& self, const at::Tensor& t, size_t storage) {
     results_.push_back({storage, t.unsafeGetTensorImpl()->version_counter(), version_of(t)});
     torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
@@ -311,7 +311,7 @@ std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captur
   });
 }
 
-// Runs Python again for a pass that has not been recorded.
+// Runs Python again, for a pass that has not been recorded.
 variable_list ReplayedBackward::recompute(const variable_list& grads) {
   for (size_t i = 0; i < left_.arguments.size(); i++)
     if (left_.arguments[i].defined() && version_of(left_.arguments[i]) != argument_versions_[i])
@@ -390,7 +390,7 @@ Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
         open.push_back(edges[i].function);
     }
   }
-  // In the order in which the nodes run.
+  // Sorts the edges in the order in which their nodes run.
   std::stable_sort(exits.begin(), exits.end(),
                    [](const Exit& a, const Exit& b) { return a.node->sequence_nr() > b.node->sequence_nr(); });
   for (const auto& exit : exits) {

@@ -1,7 +1,7 @@
 // Backward passes of calls whose results require grad.
 //
-// The results of such a call belong to one node of autograd. The node of a recorded call runs the graph that the call has
-// made, and records the operators; that of a replayed call replays them.
+// The results of such a call belong to one node of autograd. The node of a recorded call runs the graph that the call
+// has made, and records the operators; the node of a replayed call replays these operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,33 +26,35 @@ using NodePointer = decltype(torch::autograd::Edge::function);
 
 // The graph that a call has made, from its results to the tensors that it was given.
 //
-// Each edge that leaves it gets a gate: a node that only hands its gradient on. The node of the call collects the gradients
-// at the gates, one for each edge, so that autograd sums them in the order in which it would sum them without the cut.
+// Each edge that leaves the graph gets a gate: a node that only hands its gradient on. The node of the call collects
+// the gradients at the gates, one for each edge, so that autograd sums them in the order in which it would sum them
+// without the cut.
 struct Cut {
   torch::autograd::edge_list roots;
   std::vector<NodePointer> nodes;
   std::vector<NodePointer> gates;
   // The edges that leave the graph, one for each gate.
   torch::autograd::edge_list targets;
-  // Why the graph cannot be cut out; empty if it was.
+  // The reason why the graph cannot be cut out; empty if it was.
   std::string refusal;
 };
 
-// Cuts out the graph of `results`, whose nodes have at least this sequence number. `arguments` are those of the call.
+// Cuts out the graph of `results`. Its nodes are those with at least the sequence number `first`. `arguments` are the
+// arguments of the call.
 Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first);
 
-// What the backward pass of a recorded call can be given.
+// Tensors and storages that a recorded call keeps for its backward pass.
 struct Surroundings {
   std::vector<at::Tensor> arguments;
-  // Contexts of the storages that the call has made and that last; null for those that are gone.
+  // Contexts of the lasting storages that the call has made; null for storages that are gone.
   std::vector<void*> saved;
   std::vector<WeakTensor> reached;
 };
 
-// Returns tensors in place of the results of the recorded call `id`. They belong to a node that runs the graph.
+// Returns tensors in place of the results of the recorded call `id`. The tensors belong to a node that runs the graph.
 std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results);
 
-// What a replayed call leaves to its backward pass.
+// Tensors and storages that a replayed call keeps for its backward pass.
 struct Left {
   std::shared_ptr<const Recorded> call;
   int64_t id;
@@ -60,26 +62,26 @@ struct Left {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> made;
 };
 
-// Makes the results of a replayed call that require grad belong to a node which replays the backward pass. `results` are
-// as in `Recorded`.
+// Makes the results of a replayed call that require grad belong to a node which replays the backward pass. `results`
+// are in the order of `Recorded::results`.
 void attach_replayed(Left&& left, at::TensorList results);
 
-// What nodes need of the recorder, which defines it.
+// Functions of the recorder that the nodes call.
 
-// Begins the recording of a backward pass. `arguments` are the gradients of the results, and the arguments of the call;
-// `saved` are the contexts of the storages that the call has made and that last, null for those that are gone. Returns
-// false if it cannot be recorded now.
+// Begins the recording of a backward pass. `arguments` are the gradients of the results, followed by the arguments of
+// the call. `saved` are the contexts of the lasting storages that the call has made, null for storages that are gone.
+// Returns false if the pass cannot be recorded now.
 bool begin_recording_backward(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved);
-// Ends a recording. Returns its number.
+// Ends a recording. Returns the recording's number.
 int64_t end_recording(at::TensorList results);
 void cancel_recording();
 // Drops a recording and its template.
 void drop_recording(int64_t id);
 
-// What nodes need of replays, which define it.
+// Function of replays that the nodes call.
 
-// Replays a recorded backward pass. `arguments` are as for its recording, and `saved` the storages that the call has made.
-// Returns nothing if that is not possible. `check` runs before anything is sent, and may throw.
+// Replays a recorded backward pass. `arguments` are as for the recording, and `saved` are the storages that the call
+// has made. Returns nothing if the pass cannot be replayed. `check` runs before anything is sent, and may throw.
 std::optional<std::vector<at::Tensor>> replay_backward(int64_t pass, std::vector<at::Tensor> arguments,
                                                        const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& saved,
                                                        const std::function<void()>& check);

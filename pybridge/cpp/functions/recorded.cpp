@@ -99,7 +99,7 @@ TtOut Window::record(int64_t offset) const {
 
 Gradient::Gradient(const at::Tensor& leaf) {
   const auto& grad = leaf.grad();
-  // A call with a sparse gradient is refused.
+  // A sparse gradient has no storage; its call is refused.
   defined = grad.defined() && grad.has_storage();
   if (!defined) return;
   context = identity(grad);
@@ -168,7 +168,7 @@ bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradi
   if (t.is_inference() != is_inference) return false;
   if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
-  // No earlier argument may share the storage.
+  // The first argument on the storage must be the recorded one.
   return first == 0 || first_on(t, all) == first;
 }
 
@@ -184,7 +184,7 @@ Fed::Fed(const at::Tensor& t)
       offset(t.storage_offset()),
       is_zero(may_be_zero(t)),
       is_number(t.unsafeGetTensorImpl()->is_wrapped_number()) {
-  // Memory of other libraries has a function of theirs as its deleter.
+  // The deleter of other libraries' memory is a function of these libraries.
   static const auto foreign = c10::InefficientStdFunctionContext::makeDataPtr(
                                   nullptr, [](void*) {}, c10::Device(c10::DeviceType::CPU))
                                   .get_deleter();

@@ -1,4 +1,4 @@
-// What a call of a function uses of the program's tensors and of PyTorch's state.
+// The use that a call of a function makes of the program's tensors and of PyTorch's state.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -40,7 +40,7 @@ struct Window {
   explicit Window(const at::Tensor& t);
   bool is_of(const at::Tensor& t) const;
   bool operator==(const Window& other) const;
-  // The record of this window at an offset. It points to the members.
+  // The record of a window with this metadata at an offset. The record points to the members.
   TtOut record(int64_t offset) const;
 
   std::vector<int64_t> sizes, strides;
@@ -54,7 +54,7 @@ struct Gradient {
   Gradient() = default;
   explicit Gradient(const at::Tensor& leaf);
   bool defined = false;
-  // The context of its storage.
+  // The context of the gradient's storage.
   void* context = nullptr;
   std::optional<Window> window;
   int64_t offset = 0;
@@ -64,7 +64,7 @@ struct Gradient {
 // A tensor that the program had before the call.
 struct Watched {
   explicit Watched(const at::Tensor& t);
-  // Whether the tensor is as it was, except for its version and its gradient.
+  // Whether the tensor is unchanged, except for its version and its gradient.
   bool is_same(const at::Tensor& t) const;
 
   WeakTensor tensor;
@@ -85,23 +85,23 @@ struct Argument {
   bool equals(const Argument& other, bool reads_gradients) const;
   bool accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const;
 
-  // The first argument on the storage of `t`, which is one of them.
+  // The number of the first argument on the storage of `t`. `t` is an argument itself.
   static size_t first_on(const at::Tensor& t, at::TensorList all);
 
-  // Whether the call has left the argument's metadata as they were.
+  // Whether the call has not changed the argument's metadata.
   bool is_unchanged(const at::Tensor& t) const;
 
   bool defined;
   std::optional<Window> window;
-  // The context of its storage, and its offset there, when the call began.
+  // The context of the argument's storage, and the argument's offset there, when the call began.
   void* context;
   int64_t offset;
   bool requires_grad, is_leaf;
-  // Whether it was made in inference mode, and cannot be saved for a backward pass.
+  // Whether the argument was made in inference mode, so that it cannot be saved for a backward pass.
   bool is_inference = false;
   Gradient gradient;
   size_t hooks;
-  // The first argument on the same storage, and the distance from it in elements.
+  // The first argument on the same storage, and the distance from its offset in elements.
   size_t first;
   int64_t distance;
 };
@@ -110,12 +110,12 @@ struct Argument {
 struct Given {
   // kSaved: in a backward pass, a storage that the call has made.
   enum Kind { kCaptured, kArgument, kGradient, kSaved } kind;
-  // The argument, the element of `watched` whose gradient it is, or the number among the storages that the call has made
-  // and that last.
+  // The number of the argument, of the element of `watched` whose gradient it is, or of the storage among the lasting
+  // storages that the call has made.
   size_t index;
   WeakStorage storage;
   void* context;
-  // The offset that windows on it are relative to.
+  // The offset to which the offsets of windows on the storage are relative.
   int64_t base;
 };
 
@@ -127,21 +127,22 @@ struct Fed {
   WeakStorage storage;
   Window window;
   int64_t offset;
-  // TT_ZERO: the operator's variant depends on it.
+  // TT_ZERO, on which the operator's variant depends.
   bool is_zero;
   // Whether the memory is PyTorch's, and not another library's.
   bool is_own;
-  // Whether it stands for a number of Python's. A graph may keep it.
+  // Whether the tensor stands for a Python number. A graph may keep such a tensor.
   bool is_number;
 };
 
 // A tensor that a call returns, or a gradient that it sets.
 struct Result {
   enum Kind { kUndefined, kArgument, kWatched, kKept, kGiven } kind = kUndefined;
-  // The argument, the watched tensor, the storage that the call made and that lasts, or the given storage.
+  // The number of the argument, of the watched tensor, of the lasting storage that the call made, or of the storage
+  // that existed before the call.
   size_t index = 0;
   std::optional<Window> window;
-  // The offset, relative to that of the argument for a given storage.
+  // The offset. For a storage that existed before the call, relative to the argument's offset.
   int64_t offset = 0;
   uint32_t version = 0;
   bool requires_grad = false;
@@ -154,16 +155,16 @@ struct Result {
   }
 };
 
-// A value that the call reads, which decides how it goes on.
+// A value that the call reads, and that decides how the call goes on.
 struct Read {
-  // A single element on a storage that the call has made or was given.
+  // The single element that is read, on a storage that the call has made or was given.
   Result from;
   TtScalar value;
-  // Numbers of storages and host tensors that the call had been given.
+  // Numbers of storages and host tensors that the call had been given before.
   size_t given, fed;
 };
 
-// A gradient that the call leaves behind.
+// A gradient that the call leaves in a leaf.
 struct LeftGradient {
   // The leaf: an argument or a watched tensor.
   bool is_argument;
@@ -175,7 +176,7 @@ struct LeftGradient {
   }
 };
 
-// What an output of a call's backward pass is a gradient of.
+// The tensor whose gradient an output of the call's backward pass is.
 struct Target {
   // An argument or a watched tensor.
   bool is_argument;
@@ -200,7 +201,8 @@ struct Recorded {
   std::vector<Given> given;
   std::vector<Fed> fed;
   std::vector<Read> reads;
-  // The given storages that the call has written before the last of these values, and whether it has drawn random numbers.
+  // State that the call changes before the last value that it reads: storages that existed before the call, and whether
+  // it has drawn random numbers.
   std::vector<size_t> undone;
   bool undoes_draws = false;
   std::vector<Result> results;
@@ -208,32 +210,35 @@ struct Recorded {
   std::vector<WrittenGradient> written_gradients;
   // The contexts of the watched tensors' storages, in ascending order. No argument and no gradient may be on them.
   std::vector<void*> owned;
-  // How often the call has written each argument, and each watched tensor.
+  // Number of times that the call has written each argument, and each watched tensor.
   std::vector<uint32_t> argument_writes, watched_writes;
-  // The outputs of the backward pass, in order. Several may be gradients of one tensor. Empty if no result requires grad.
+  // The outputs of the backward pass, in order. Several outputs may be gradients of one tensor. Empty if no result
+  // requires grad.
   std::vector<Target> targets;
   // Whether the call depends on which tensors have gradients.
   bool reads_gradients = true;
-  // Whether the call depends on elements of host tensors that it has made itself, beside numbers of Python's.
+  // Whether the call depends on elements of host tensors that it has made itself, other than Python numbers.
   bool uses_made_values = true;
-  // Why the call cannot be replayed; empty if it can.
+  // The reason why the call cannot be replayed; empty if it can.
   std::string refusal;
 };
 
 // Returns a recording, or null.
 std::shared_ptr<const Recorded> find_recorded(int64_t id);
 bool operator==(const TtScalar& one, const TtScalar& two);
-// Returns the record of a value, or nothing if it is complex or an integer beyond 64 bits with sign.
+// Returns the record of a value. Returns nothing for a complex number, or an integer that does not fit 64 bits with
+// sign.
 std::optional<TtScalar> record_of(const at::Scalar& value);
-// Says how two calls differ in what they use of the program's tensors; empty if they do not.
+// Returns how two calls differ in their use of the program's tensors; empty if they do not differ.
 std::string difference(const Recorded& one, const Recorded& two);
 
-// Returns the tensors of a list, undefined ones for None.
+// Returns the tensors of a list, with undefined tensors for None.
 std::vector<at::Tensor> undefined_for_none(const c10::List<std::optional<at::Tensor>>& list);
 
 // The number of times that a tensor's storage has been written, as far as PyTorch counts it.
 uint32_t version_of(const at::Tensor& t);
-// The context of a tandem tensor's storage, or the storage of a host tensor: what identifies it in a call.
+// The pointer that identifies a tensor's storage in a call: the context of a tandem storage, or the address of a host
+// storage.
 void* identity(const at::Tensor& t);
 
 }  // namespace tandem

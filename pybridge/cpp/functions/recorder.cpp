@@ -1,7 +1,7 @@
 // Recording of calls of functions.
 //
-// Rust records the operators of a call. The recorder adds what only PyTorch knows: which tensors the storages belong to,
-// gradients, versions, results, and what the call does on the host.
+// Rust records the operators of a call. The recorder adds the facts that only PyTorch knows: the tensors that the
+// storages belong to, gradients, versions, results, and the effects of the call on the host.
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
@@ -66,10 +66,10 @@ void each_node(const torch::autograd::Edge& root, Visit&& visit) {
   }
 }
 
-// What a call does with host tensors that it has not made, observed at the dispatcher.
+// The use that a call makes of host tensors that it has not made, observed at the dispatcher.
 //
-// A replay reads such a tensor anew where an operator on the device reads it. What the host computes from its elements
-// would be that of the recorded call.
+// A replay reads such a tensor anew if an operator on the device reads it. But values that the host computes from its
+// elements would remain those of the recorded call.
 class HostEffects {
  public:
   HostEffects();
@@ -79,12 +79,12 @@ class HostEffects {
 
   // Whether the call has made the storage of a host tensor.
   bool has_made(const c10::StorageImpl* storage) const { return made_.count(storage) != 0; }
-  // An effect that a replay would not have; empty if there is none.
+  // The first effect that a replay would not have; empty if there is none.
   std::string refusal;
   // Whether an operator has returned numbers that may be elements of a host tensor.
   bool reads_values = false;
 
-  // The storages of a call's inputs, which are not accessible when it ends.
+  // The storages of a call's inputs. The inputs are not accessible when the call ends.
   struct Inputs final : at::ObserverContext {
     std::vector<const c10::StorageImpl*> storages;
     // Whether the operator's kernel may read the elements of a tensor that the call has not made.
@@ -99,7 +99,7 @@ class HostEffects {
   }
 
   at::CallbackHandle handle_;
-  // Storages that the call has made. The references keep their addresses from being reused.
+  // Storages that the call has made. Weak references keep their addresses from being reused.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> made_;
 };
 
@@ -121,7 +121,7 @@ HostEffects::HostEffects() {
   effects = this;
 }
 
-// Whether an operator has a kernel that handles host tensors itself, and does not only call other operators.
+// Whether an operator has a kernel that handles host tensors itself, instead of only calling other operators.
 bool has_host_kernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   return op.hasKernelForDispatchKey(DispatchKey::CPU) ||
@@ -181,13 +181,14 @@ class Recorder {
   // `reached` are the tensors that the function's code can reach by names. `reads_gradients` says whether the code may
   // depend on which tensors have gradients.
   Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before, bool reads_gradients);
-  // A backward pass: `saved` are the contexts of the storages that its call has made, null for those that are gone.
+  // Records a backward pass. `saved` are the contexts of the storages that the pass's call has made, null for storages
+  // that are gone.
   Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved);
 
   void note(const Encoder& encoder);
   void read(const at::Tensor& from, const at::Scalar& value);
   void consume(const torch::autograd::Edge& root);
-  // Ends the recording. Returns its number. If results require grad and `attaches`, they may be replaced: by tensors that
+  // Ends the recording. Returns its number. With `attaches`, results that require grad may be replaced by tensors that
   // belong to a node whose backward pass is recorded.
   int64_t finish(std::vector<at::Tensor>& results, bool attaches);
   void refuse(std::string why) {
@@ -195,13 +196,13 @@ class Recorder {
   }
 
  private:
-  // Watches a tensor from now on. Returns its number.
+  // Watches a tensor from now on. Returns the tensor's number.
   size_t watch(const at::Tensor& t);
   // Watches a tensor that the call uses now.
   void use(const at::Tensor& t);
-  // Whether a watched tensor is reached by names or used, and not only by the call before.
+  // Whether a watched tensor is reached by names or used by this call, and not only by the previous call.
   bool is_kept(size_t number) const { return number < reached_ || used_[number] != 0; }
-  // Whether a storage that the call was given is known as a gradient's only.
+  // Whether the call was given a storage that is known only as a gradient's.
   bool uses_gradients(const TtRecorded& in_rust) const;
   void find_given(const TtRecorded& in_rust);
   void keep_watched();
@@ -211,7 +212,7 @@ class Recorder {
   // Cuts out the graph of the results that require grad.
   std::optional<Cut> find_graph(at::TensorList results, bool has_backward);
   void attach(int64_t id, Cut&& graph, Surroundings&& around, std::vector<at::Tensor>& results) const;
-  // Refuses a call after which tensors are in use that it has made and that are neither results nor gradients.
+  // Refuses the call if a tensor that it has made is in use after the call and is neither a result nor a gradient.
   void refuse_kept(const TtRecorded& in_rust);
   Surroundings surroundings(const TtRecorded& in_rust) const;
   void find_gradients(const TtRecorded& in_rust);
@@ -220,27 +221,27 @@ class Recorder {
   std::optional<Result> place(const at::Tensor& t, const TtRecorded& in_rust) const;
   bool is_consumed(const at::Tensor& t) const;
   size_t argument_on(const void* identity) const;
-  // Whether a tensor is a view that the call has made, which its graph may keep.
+  // Whether a tensor is a view that the call has made. The call's graph may keep such a view.
   bool is_made_view(const at::Tensor& t) const {
     return t.is_view() && t.grad_fn() && t.grad_fn()->sequence_nr() >= first_node_;
   }
-  // Whether an argument contains all elements of a tensor on its storage.
+  // Whether the storage of a tensor is an argument's, and the argument contains all elements of the tensor.
   bool is_within_argument(const at::Tensor& t) const;
 
   Recorded call_;
   std::vector<at::Tensor> arguments_;
-  // The arguments on each storage, by its context.
+  // The numbers of the arguments on each storage, by the storage's context.
   std::unordered_map<void*, std::vector<size_t>> arguments_on_;
   std::vector<uint32_t> argument_versions_;
-  // The nodes that arguments belong to.
+  // The autograd nodes that the arguments belong to.
   std::vector<Node*> argument_nodes_;
-  // In a backward pass, the contexts of the storages that the call has made.
+  // For a backward pass, the contexts of the storages that the call has made.
   std::vector<void*> saved_;
   // The sequence number of the first node that the call makes.
   uint64_t first_node_ = at::sequence_number::peek();
   // Number of watched tensors that the function can reach by names. They come first.
   size_t reached_ = 0;
-  // For each watched tensor, its number in the order of first use by the call; 0 for tensors that it has not used.
+  // The number of each watched tensor in the order of first use by the call; 0 for a tensor that the call has not used.
   std::vector<size_t> used_;
   size_t uses_ = 0;
   ska::flat_hash_map<const c10::TensorImpl*, size_t> seen_;
@@ -249,7 +250,7 @@ class Recorder {
 };
 
 std::unique_ptr<Recorder> recorder;
-// Whether a thread is recording a call. Operators run without the GIL, so several threads may want to.
+// Whether a thread is recording a call. Operators run without the GIL, so several threads may try to record.
 std::atomic<bool> is_taken{false};
 std::mutex all_mutex;
 std::unordered_map<int64_t, std::shared_ptr<const Recorded>> all;
@@ -274,8 +275,8 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recor
   const auto has_hooks = [](const Argument& argument) { return argument.hooks > 0; };
   if (std::any_of(call_.arguments.begin(), call_.arguments.end(), has_hooks))
     refuse("an argument has hooks. Register them in the function, on what it computes");
-  // The gradients that leaves have now are those before the call; the call may have dropped them when it first uses a
-  // leaf.
+  // Leaves are watched from the beginning, because their gradients are now those before the call. When the call first
+  // uses a leaf, it may have dropped the gradient.
   if (!before) return;
   for (const auto& known : before->watched)
     if (auto t = known.tensor.lock()) watch(at::Tensor(std::move(t)));
@@ -287,7 +288,7 @@ size_t Recorder::watch(const at::Tensor& t) {
   if (!is_new) return number;
   call_.watched.emplace_back(t);
   used_.push_back(0);
-  // A view may be made for each use; the tensor that it views is the program's.
+  // The program may make a new view for each use, but the base tensor is its own.
   if (t.is_view()) watch(at::Tensor(t._base()));
   return number;
 }
@@ -324,7 +325,7 @@ void Recorder::read(const at::Tensor& from, const at::Scalar& value) {
   call_.reads.push_back({std::move(place), *scalar, in_rust.n_given, in_rust.n_hosts});
 }
 
-// Notes the leaves that a backward pass reaches: operators may have used views of them only.
+// Notes the leaves that a backward pass reaches, because operators may have used only views of them.
 void Recorder::consume(const torch::autograd::Edge& root) {
   each_node(root, [&](Node& node) {
     if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node); leaf && is_tandem(leaf->variable))
@@ -390,7 +391,7 @@ void Recorder::find_given(const TtRecorded& in_rust) {
     const auto saved = std::find(saved_.begin(), saved_.end(), context);
     if (saved != saved_.end()) {
       given.kind = Given::kSaved, given.index = saved - saved_.begin();
-      // The number of a storage that is gone may have been given to another one.
+      // A storage that is gone may have passed its number on to another storage.
       if (argument < arguments_.size() || std::any_of(watched.begin(), watched.end(), is_others))
         refuse("a gradient shares its memory with a tensor that the call has made");
     } else if (argument < arguments_.size()) {
@@ -416,8 +417,9 @@ void Recorder::find_given(const TtRecorded& in_rust) {
     if (read.from.kind == Result::kGiven) read.from.offset -= bases[read.from.index];
 }
 
-// Keeps the watched tensors that live, are not arguments, and are reached by names or used and on storages that the call
-// was given. Their order depends on this call alone: first those reached by names, then the others in order of use.
+// Keeps a watched tensor that still lives and is not an argument, if names reach it, or if the call uses it and was
+// given its storage. The order of the kept tensors depends on this call alone: first the tensors that names reach, then
+// the others in order of use.
 void Recorder::keep_watched() {
   std::vector<size_t> numbers(call_.watched.size(), SIZE_MAX);
   std::vector<size_t> order;
@@ -451,7 +453,7 @@ void Recorder::keep_watched() {
   for (size_t i = 0; i < call_.watched.size(); i++) seen_.emplace(call_.watched[i].tensor.lock().get(), i);
   for (size_t i = 0; i < arguments_.size(); i++)
     call_.argument_writes.push_back(arguments_[i].defined() ? version_of(arguments_[i]) - argument_versions_[i] : 0);
-  // Tensors that share a version counter count its writes once.
+  // Tensors that share a version counter must count its writes only once.
   ska::flat_hash_map<void*, std::vector<uint32_t>> counted;
   const auto once = [&](void* storage, uint32_t now, uint32_t& writes) {
     auto& known = counted[storage];
@@ -490,7 +492,7 @@ void Recorder::find_fed(int64_t id, size_t hosts) {
   call_.uses_made_values = host_.reads_values || std::any_of(call_.fed.begin(), call_.fed.end(), is_made);
 }
 
-// Whether a backward pass of the call has run and freed the graph that a result belongs to.
+// Whether the call has run a backward pass that freed the graph of a result.
 bool Recorder::is_consumed(const at::Tensor& t) const {
   bool found = false;
   for (const auto& root : consumed_)
@@ -501,7 +503,8 @@ bool Recorder::is_consumed(const at::Tensor& t) const {
   return found;
 }
 
-// Finds where a replay gets a tensor from. Returns nothing for a tensor that the call neither made nor was given.
+// Finds the origin of a tensor, from which a replay gets it. Returns nothing for a tensor that the call neither made
+// nor was given.
 std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_rust) const {
   Result result;
   if (!t.defined()) return result;
@@ -546,7 +549,7 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
     if (!result && is_tandem(t) && is_made_view(t))
       refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");
     if (!result && is_tandem(t)) {
-      // The call returns a tensor of the program that no operator used.
+      // The call returns a tensor of the program that no operator has used.
       watch(t);
       call_.watched_writes.push_back(0);
       result = place(t, in_rust);
@@ -555,7 +558,7 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
       refuse("it returns a tensor on the host");
       result.emplace();
     }
-    // A view of a leaf that was made without grad reports the leaf's requires_grad, and has no graph.
+    // A view of a leaf that was made without grad mode reports the leaf's requires_grad, but has no graph.
     const bool has_graph = t.defined() && t.requires_grad() && !(t.is_leaf() && t.is_view());
     if (has_graph && result->kind != Result::kArgument && result->kind != Result::kWatched) {
       result->requires_grad = true;
@@ -671,7 +674,8 @@ void Recorder::find_gradients(const TtRecorded& in_rust) {
   }
 }
 
-// Notes the storages that belong to watched tensors, and that of results each storage has one owner.
+// Notes the storages that belong to watched tensors. Refuses results that share a storage and count its writes
+// separately.
 void Recorder::find_owners() {
   for (const auto& w : call_.watched) call_.owned.push_back(w.context);
   std::sort(call_.owned.begin(), call_.owned.end());
@@ -687,7 +691,7 @@ void Recorder::find_owners() {
   for (const auto& left : call_.gradients) look(left.gradient);
 }
 
-// A replay leaves tensors' metadata and PyTorch's settings as they are.
+// Refuses calls that change tensors' metadata or PyTorch's settings, which a replay does not change.
 void Recorder::find_changes() {
   if (!(call_.modes == Modes::now())) refuse("it changes a setting of PyTorch and leaves it changed");
   static const char* const why =
@@ -708,7 +712,7 @@ int64_t Recorder::finish(std::vector<at::Tensor>& results, bool attaches) {
   std::vector<bool> consumed;
   for (const auto& t : results) consumed.push_back(t.defined() && t.requires_grad() && is_consumed(t));
   const bool has_backward = !consumed_.empty();
-  // The graphs may be all that keeps tensors alive.
+  // Tensors that only the graphs keep alive must not count as kept.
   consumed_.clear();
   TtRecorded in_rust{};
   tt_record_end(&in_rust);
@@ -744,7 +748,7 @@ struct Ended {
   }
 };
 
-// Returns false if a call is recorded already, or if another thread has become the program's.
+// Returns false if a call is being recorded already, or if another thread has become the program's.
 template <class... Arguments>
 bool begin(Arguments&&... arguments) {
   settle_all();
@@ -828,7 +832,7 @@ void note_consumed(const torch::autograd::Edge& root) {
 
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("record(Tensor?[] arguments, Tensor[] reached, int before, bool reads_gradients) -> bool");
-  // Returns the number of the recording, and the tensors that stand for the results.
+  // Returns the number of the recording, and the tensors to use in place of the results.
   m.def("end_recording(Tensor?[] results, bool attaches) -> (int, Tensor?[])");
   m.def("may_record() -> bool", [] { return !is_recording && tt_is_program(); });
   m.def("cancel_recording() -> ()", cancel_recording);

@@ -31,7 +31,7 @@ namespace {
 
 using Tensors = c10::List<std::optional<at::Tensor>>;
 
-// Why the last replay was not possible; empty if it was.
+// The reason why the latest replay was not possible; empty if it was.
 std::string reason;
 
 std::optional<Tensors> no(const char* why) {
@@ -44,31 +44,31 @@ void bump(const at::Tensor& t, uint32_t writes) {
   for (uint32_t i = 0; i < writes; i++) t.unsafeGetTensorImpl()->bump_version();
 }
 
-// The program's tensors that a replay uses, held while it runs.
+// A replay, which holds the program's tensors that it uses while it runs.
 class Replay {
  public:
   Replay(std::shared_ptr<const Recorded> call, int64_t id, std::vector<at::Tensor> arguments)
       : call_(std::move(call)), id_(id), arguments_(std::move(arguments)) {}
-  // A backward pass, with the storages that its call has made.
+  // Replays a backward pass. `saved` are the storages that the pass's call has made.
   Replay(std::shared_ptr<const Recorded> call, int64_t id, std::vector<at::Tensor> arguments,
          std::vector<c10::intrusive_ptr<c10::StorageImpl>> saved)
       : call_(std::move(call)), id_(id), arguments_(std::move(arguments)), saved_(std::move(saved)) {}
 
-  // Why the call may not be replayed now, or null. Finds the storages of its template.
+  // Returns the reason why the call may not be replayed now, or null. Finds the storages for the template.
   const char* refusal();
   enum Sent { kAll, kStale, kFailed, kElsewhere };
-  // Sends the template's runs. Stops if the template is no longer valid (`kStale`), if a value that the call reads
-  // depends on an operator that has failed (`kFailed`), or if it is not the recorded one (`kElsewhere`).
+  // Sends the template's runs. Stops early in three cases: the template is no longer valid (`kStale`), a value that the
+  // call reads depends on an operator that has failed (`kFailed`), or a value is not the recorded one (`kElsewhere`).
   Sent send();
-  // Goes on where another replay has stopped, if the recorded call has done the same so far and has read the value that
-  // the other replay has read. Returns whether it can.
+  // Takes over from another replay that has stopped at a value. This is possible if the recorded call of this replay is
+  // equal up to that value, and has read the value that the other replay has read. Returns whether it is possible.
   bool follow(Replay& other);
-  // Restores what the call has changed so far.
+  // Restores the state that the replay has changed so far.
   void undo();
   std::vector<at::Tensor> take_results();
 
   int64_t id() const { return id_; }
-  // Number of values that were equal to the recorded ones.
+  // Number of values so far that were the recorded ones.
   size_t stage() const { return stage_; }
 
  private:
@@ -78,7 +78,7 @@ class Replay {
   bool shares_memory();
   bool send_stage();
   at::Tensor bytes_of(size_t given) const;
-  // Copies what the call changes before it reads a value.
+  // Copies the state that the call changes before it reads a value.
   void save();
   std::optional<TtScalar> read(const Read& read);
   at::Tensor tensor(const Result& result);
@@ -91,14 +91,15 @@ class Replay {
   std::vector<TtGiven> given_;
   std::vector<TtFed> fed_;
   size_t stage_ = 0;
-  // Copies of given storages, by number, and the generator's state.
+  // Copies of storages that existed before the call, by number, and the generator's state.
   std::unordered_map<size_t, at::Tensor> saved_bytes_;
   at::Tensor generator_;
-  // The value that was read last.
+  // The latest value that was read.
   TtScalar value_{};
-  // The first result on each storage that the call has made, by its number. Others share its version counter.
+  // The first result on each storage that the call has made, by the storage's number. Later results on the storage
+  // share its version counter.
   std::unordered_map<size_t, at::Tensor> results_on_;
-  // Storages that were made in place of those that the recorded call had made and that last, and their contexts.
+  // Storages made in place of the lasting storages of the recorded call, and their contexts.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> made_;
   std::vector<void*> contexts_;
 };
@@ -115,7 +116,7 @@ const char* Replay::refusal() {
   return find_fed();
 }
 
-// Whether a storage that stands for another one than in the recorded call has a second owner.
+// Whether a storage that replaces a recorded one has a second owner.
 bool Replay::shares_memory() {
   const auto is_owned = [&](void* context) {
     return std::binary_search(call_->owned.begin(), call_->owned.end(), context);
@@ -126,7 +127,8 @@ bool Replay::shares_memory() {
   std::sort(gradients.begin(), gradients.end());
   if (std::adjacent_find(gradients.begin(), gradients.end()) != gradients.end()) return true;
   if (std::any_of(gradients.begin(), gradients.end(), is_owned)) return true;
-  // The recorder would take a captured storage for that of a gradient on it, which the call does not use.
+  // If a gradient that the call does not use were on a captured storage, the recorder would take the storage for the
+  // gradient's.
   for (const auto& t : watched_)
     if (call_->reads_gradients && t.is_leaf() && t.grad().defined() && is_owned(identity(t.grad()))) return true;
   const auto is_saved = [&](void* context) {
@@ -212,7 +214,7 @@ const char* Replay::find_fed() {
   return nullptr;
 }
 
-// Returns false if the template is no longer valid.
+// Sends the runs of the current stage. Returns false if the template is no longer valid.
 bool Replay::send_stage() {
   TtReplayed sent{};
   const auto& reads = call_->reads;
@@ -239,7 +241,8 @@ bool Replay::send_stage() {
   return true;
 }
 
-// Returns nothing if an operator has failed: Python has to raise the error where the program reads the value.
+// Reads a value. Returns nothing if an operator has failed, because Python has to raise the error where the program
+// reads the value.
 std::optional<TtScalar> Replay::read(const Read& read) {
   try {
     return record_of(at::_local_scalar_dense(tensor(read.from)));
@@ -280,7 +283,7 @@ bool Replay::follow(Replay& other) {
   const auto n_theirs = std::find_if_not(other.fed_.begin(), other.fed_.end(), before) - other.fed_.begin();
   if (n_fed != n_theirs || !std::equal(fed_.begin(), fed_.begin() + n_fed, other.fed_.begin(), same_fed)) return false;
   stage_ = number + 1, made_ = other.made_, contexts_ = other.contexts_;
-  // Later numbers stand for other storages there, which that call would have written after the value.
+  // In the other call, later numbers stand for different storages, which that call would have written after the value.
   for (const auto& [given, bytes] : other.saved_bytes_)
     if (given < n_given) saved_bytes_.emplace(given, bytes);
   generator_ = std::move(other.generator_);
@@ -384,7 +387,7 @@ std::vector<at::Tensor> Replay::take_results() {
   return results;
 }
 
-// The replay that has read another value than the recorded call.
+// The replay that has stopped because it has read another value than the recorded call.
 std::unique_ptr<Replay> suspended;
 
 std::optional<Tensors> run(Replay replay) {
@@ -417,16 +420,17 @@ std::optional<Replay> begin(int64_t id, const Tensors& arguments) {
   return replay;
 }
 
-// Replays a recorded call, whose template Rust has, with other tensor arguments. Returns nothing if the program's state
-// differs from that of the recorded call in a way that could change what the call does, or if the call reads another
-// value than the recorded one: then the replay is suspended.
+// Replays a recorded call, whose template Rust has, with other tensor arguments. Returns nothing in two cases:
+//
+// - The program's state differs from the state at the recorded call in a way that could change what the call does.
+// - The call reads another value than the recorded call. The replay is then suspended.
 std::optional<Tensors> replay(int64_t id, const Tensors& arguments) {
   auto replay = begin(id, arguments);
   return replay ? run(std::move(*replay)) : std::nullopt;
 }
 
-// Goes on with the suspended replay, as another recorded call that has read the other value. If it cannot, the replay
-// stays suspended.
+// Resumes the suspended replay with another recorded call, which has read the other value. Returns nothing, and leaves
+// the replay suspended, if that call cannot take over.
 std::optional<Tensors> resume(int64_t id, const Tensors& arguments) {
   auto replay = begin(id, arguments);
   if (!replay || !suspended || !replay->follow(*suspended)) return std::nullopt;
@@ -434,25 +438,25 @@ std::optional<Tensors> resume(int64_t id, const Tensors& arguments) {
   return run(std::move(*replay));
 }
 
-// Returns the recording of the suspended replay, and the number of the value that was another one.
+// Returns the recording of the suspended replay, and the number of the value at which it stopped.
 std::vector<int64_t> suspended_at() {
   if (!suspended) return {};
   return {suspended->id(), static_cast<int64_t>(suspended->stage())};
 }
 
-// Returns why a call cannot be replayed with these tensors; empty if it can.
+// Returns the reason why a call cannot be replayed with these tensors; empty if it can.
 std::string not_replayed(int64_t id, const Tensors& arguments) { return begin(id, arguments) ? "" : reason; }
 
-// The number of the tensor that a given storage belongs to: of an argument, or of a watched tensor that is on the storage or
-// whose gradient is.
+// The number of the tensor that owns a storage which existed before the call: an argument, or a watched tensor that is
+// on the storage or whose gradient is.
 size_t owner_of(const Recorded& call, const Given& given) {
   if (given.kind != Given::kCaptured) return given.index;
   const auto owns = [&](const Watched& w) { return w.context == given.context; };
   return std::find_if(call.watched.begin(), call.watched.end(), owns) - call.watched.begin();
 }
 
-// Returns two numbers for each given storage: its kind (`Given::Kind`) and the number of its owner. The numbers of watched
-// tensors are those of watched().
+// Returns two numbers for each storage that existed before the call: the storage's kind (`Given::Kind`), and the number
+// of its owner. Watched tensors are numbered as in watched().
 std::vector<int64_t> given(int64_t id) {
   std::vector<int64_t> numbers;
   const auto call = find_recorded(id);
@@ -464,7 +468,7 @@ std::vector<int64_t> given(int64_t id) {
   return numbers;
 }
 
-// Returns the number of the first given storage whose watched tensor no longer exists, or -1.
+// Returns the number of the first storage that existed before the call and whose watched tensor is gone, or -1.
 int64_t dead(int64_t id) {
   const auto call = find_recorded(id);
   if (!call) return -1;
@@ -477,7 +481,7 @@ int64_t dead(int64_t id) {
   return -1;
 }
 
-// Returns the captured tensors of a recorded call; None for those that no longer exist.
+// Returns the watched tensors of a recorded call, with None for tensors that are gone.
 Tensors watched(int64_t id) {
   Tensors tensors;
   const auto call = find_recorded(id);
