@@ -1,4 +1,4 @@
-"""Arguments of a function's call: what tells calls of different kinds apart, and the tensors."""
+"""Arguments of a function's call: the key, which is equal in calls of one kind, and the tensors."""
 
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Varies:
-    """Stands for a number among the arguments that differs from call to call."""
+    """Placeholder in a key for an argument that is a number and differs from call to call."""
 
     def __repr__(self) -> str:
         return "a number"
@@ -25,7 +25,14 @@ _FLOATS = (float, complex)
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call: what they are otherwise, tensors, other objects, and numbers that vary."""
+    """The arguments of a call.
+
+    - `key`: equal in calls of one kind. It has the shapes of tensors, and the values of other plain
+      arguments.
+    - `tensors`: all tensors, also those in containers.
+    - `objects`: arguments of other types, which are compared as parts of the state.
+    - `numbers`: the values of the numbers that vary, which the key does not have.
+    """
 
     key: Hashable
     tensors: list
@@ -44,7 +51,7 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
             key.append(value.shape)
         elif kind in VALUES:
             key.append(kind)
-            # Zeros have signs, and a NaN does not equal itself.
+            # Text tells 0.0 from -0.0, and equals itself for a NaN.
             key.append(value if kind not in _FLOATS or value == value != 0 else repr(value))
         else:
             _add(value, key, tensors, objects)

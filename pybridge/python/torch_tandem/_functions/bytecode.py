@@ -1,4 +1,4 @@
-"""What code reads, as far as its bytecode tells: names of globals and attributes, and imports."""
+"""The names of globals and attributes that code reads, and its imports, as far as its bytecode has them."""
 
 import dis
 import sys
@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import NamedTuple
 
-# Names with which code reaches attributes that it does not name.
+# Names through which code can reach attributes whose names are not in its bytecode.
 _DYNAMIC = frozenset(
     {
         "__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "vars", "attrgetter",
@@ -26,20 +26,21 @@ _NO_OPERATION = frozenset(
 class Reads(NamedTuple):
     """The names that a code object uses."""
 
-    # Globals, each with the attributes that are read from it one after another: `torch.nn.functional`.
+    # Globals, each with the chain of attributes that is read from it, such as `torch.nn.functional`.
     globals: frozenset[tuple[str, ...]]
-    # Those that are not only called.
+    # The globals with their chains that are used for more than a call, for example passed as an argument.
     passed: frozenset[tuple[str, ...]]
-    # Other attributes, of objects that the bytecode does not tell.
+    # Other attributes. The bytecode does not tell the objects that they are read from.
     attributes: frozenset[str]
     # Imports: level, module, and the names that are imported from it.
     imports: frozenset[tuple[int, str, tuple[str, ...]]]
-    # Whether it may reach attributes by other means, and the names that it has as strings then.
+    # Whether the code may reach attributes whose names are not in its bytecode, and the strings in it that
+    # may be such names.
     is_dynamic: bool
     strings: frozenset[str]
-    # The variable of the object whose attributes alone it reaches by other means: the method's own object.
+    # The name of the method's own object (`self`), if the code reaches unnamed attributes of no other object.
     of: str | None
-    # Whether it has the operator `%`, which formats a string.
+    # Whether the code has the operator `%`, which formats a string.
     has_modulo: bool
 
 
@@ -47,8 +48,9 @@ _known: dict[int, tuple[types.CodeType, Reads]] = {}
 
 
 def reads(code: types.CodeType) -> Reads:
-    """Return what a code object reads."""
-    # Code objects compare by value, which takes long, and equal ones may belong to different functions.
+    """Return the names that a code object uses."""
+    # The key is the identity: code objects compare by value, which takes long, and equal code may belong to
+    # different functions.
     if known := _known.get(id(code)):
         return known[1]
     found = _reads(code)
@@ -64,14 +66,16 @@ def _reads(code: types.CodeType) -> Reads:
     chain: list[str] = []
     is_called = is_matching = follows_null = has_modulo = False
     constants: list[object] = []
-    # The receivers of attributes that are reached by other means than their name.
+    # The variables from whose objects attributes are reached without their names; None for another
+    # expression.
     receivers: set[str | None] = set()
     first = code.co_varnames[0] if code.co_argcount and not code.co_name.startswith("<") else "self"
     receiver: list[object] = [None, None]
     for instruction in dis.get_instructions(code):
         operation, name = instruction.opname, instruction.argval
         if operation in _NO_OPERATION:
-            # A function that is called stands after a null; in Python 3.13 and newer, before it.
+            # The compiler pushes a null beside a function that is called: before the function, and since
+            # Python 3.13 after it.
             follows_null |= operation == "PUSH_NULL"
             is_called |= operation == "PUSH_NULL"
             continue
@@ -145,7 +149,9 @@ _second_arguments: dict[tuple[int, int], tuple[types.CodeType, _Evaluate | None]
 
 
 def _second_argument(code: types.CodeType, at: int) -> _Evaluate | None:
-    """Return what evaluates the second argument of a call."""
+    """Return a function that evaluates the second argument of the call at an offset, or None if it is not
+    simple.
+    """
     every = [i for i in dis.get_instructions(code) if i.offset <= at]
     *before, call = [i for i in every if i.opname not in _NO_OPERATION]
     n = call.arg if call.opname == "CALL" else 0
@@ -155,7 +161,7 @@ def _second_argument(code: types.CodeType, at: int) -> _Evaluate | None:
         if n == 3:
             before = before[: _expression(before, len(before) - 1)[0]]
         begin, evaluate = _expression(before, len(before) - 1)
-        # Where branches meet, the value is not known.
+        # Where branches meet, an expression has a value for each branch.
         is_branched = any(i.is_jump_target and i.offset >= before[begin].offset for i in every)
         return None if is_branched else evaluate
     except (_NotSimple, IndexError):
@@ -163,7 +169,7 @@ def _second_argument(code: types.CodeType, at: int) -> _Evaluate | None:
 
 
 def _expression(code: list[dis.Instruction], last: int) -> tuple[int, _Evaluate]:
-    """Find the expression that an instruction ends: where it begins, and what evaluates it."""
+    """Return the index of the first instruction of the expression that ends at `last`, and its evaluation."""
     if last < 0:
         raise _NotSimple
     operation, value = code[last].opname, code[last].argval
@@ -202,7 +208,7 @@ def _text(value: object) -> str:
 
 
 def _plain_attribute(value: object, name: str) -> object:
-    """An attribute that is read without running code."""
+    """Return an attribute, unless reading it could run code of the program."""
     kind = type(value)
     if kind.__getattribute__ is not object.__getattribute__:
         raise _NotSimple
@@ -221,7 +227,9 @@ def _plain_item(value: object, key: object) -> object:
 
 
 def line_of_store(code: types.CodeType, name: str | None) -> int | None:
-    """Return the line that sets or deletes an attribute, a global or a variable; without a name, an item."""
+    """Return the line that sets or deletes a name: an attribute, a global or a variable. Without `name`, an
+    item.
+    """
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
         positions = instruction.positions

@@ -11,14 +11,15 @@ from torch_tandem import _core
 from torch_tandem._functions.arguments import TENSORS, VALUES
 from torch_tandem._functions.observe import World
 
-# Number of consecutive equal passes before the first one that is replayed.
+# Number of consecutive equal backward passes before the first one that is replayed.
 EQUAL = 3
-# Kinds of passes that are compared with the next one, and the passes among which all kinds must have proven.
+# Number of kinds of passes that the next pass is compared with. Number of latest passes all of whose kinds
+# must have passed `EQUAL` comparisons.
 REMEMBERED, LATEST = 4, 16
-# Recorded calls whose backward passes are waited for.
+# Maximum number of recorded calls whose backward passes have not run.
 WAITING = 16
 
-# The beginning of the reason for which a result that requires grad keeps its own graph.
+# The beginning of the shim's reason for which a result keeps the graph that autograd has recorded.
 NOT_ATTACHED = "a result requires grad, and"
 
 _ops = torch.ops.torch_tandem
@@ -26,7 +27,7 @@ _HOOKS = torch.autograd.graph.saved_tensors_hooks.__init__.__code__
 
 
 class Hole(NamedTuple):
-    """Stands for a tensor among the leaves of a structure, by its number."""
+    """Placeholder for a tensor among the leaves of a structure: the number of the tensor."""
 
     number: int
 
@@ -37,17 +38,17 @@ class Hole(NamedTuple):
 @dataclass
 class _Pass:
     id: int
-    # Number of passes before it.
+    # Number of passes before this one.
     at: int
     equal: int = 1
 
 
 @dataclass
 class Passes:
-    """The backward passes of equal calls that were recorded."""
+    """The recorded backward passes of equal calls."""
 
     reason: str = "the backward pass of its calls has not run three times"
-    # Whether a pass was to be differentiated itself.
+    # Whether a pass was called with `create_graph=True`.
     creates_graph: bool = False
     recorded: list[_Pass] = field(default_factory=list)
     # Recorded calls whose backward passes may still run, oldest first, and the number of passes so far.
@@ -55,7 +56,11 @@ class Passes:
     count: int = 0
 
     def take(self, recording: int, forget: Callable[[int], None]) -> None:
-        """Compare the passes that have run with those before. `recording` is the latest recorded call."""
+        """Compare the passes that have run since the last call of this method with earlier ones.
+
+        `recording` is the latest recorded call. `forget` drops recorded calls whose passes need not be waited
+        for.
+        """
         if recording not in self.waiting:
             self.waiting.append(recording)
         for call in list(self.waiting):
@@ -90,7 +95,9 @@ class Passes:
             drop(self.recorded.pop(0).id)
 
     def proven(self) -> list[int]:
-        """The passes that are replayed next time: all kinds of the latest ones, or none."""
+        """The passes to replay: one of each kind among the latest ones, or none before all these kinds have
+        repeated.
+        """
         latest = [p for p in self.recorded if p.at >= self.count - LATEST]
         return [p.id for p in latest] if all(p.equal >= EQUAL for p in latest) else []
 
@@ -109,7 +116,7 @@ def drop(recording: int) -> None:
 
 
 def refusal(id: int) -> str:
-    """Why a recorded pass cannot be replayed; empty if it can."""
+    """The reason for which a recorded pass cannot be replayed; empty if there is none."""
     if found := _core.refusal(id):
         return found[0]
     if _core.fetches_of(id) or _core.ends_of(id):
@@ -122,18 +129,18 @@ def difference(one: int, two: int) -> str | None:
 
 
 def is_other_kind(one: int, two: int) -> bool:
-    """Whether two passes differ in their gradients or in PyTorch's settings, so their operators may."""
+    """Whether two passes have other gradients or other settings of PyTorch, which lead to other operators."""
     return bool(_ops.differs_in_inputs(one, two))
 
 
 def may_attach(arguments: list[torch.Tensor], results: list[Any], world: World) -> bool:
-    """Whether the results of a recorded call may be replaced by tensors of the call's own node."""
+    """Whether results of a replayed call may be tensors of an autograd node of the call."""
     plain = all(not _core.attributes_of(t) if type(t) in TENSORS else type(t) in VALUES for t in results)
     return plain and not any(map(_core.attributes_of, arguments)) and not world.has(_HOOKS)
 
 
 class Call:
-    """How a call was made, to make it again with other tensors."""
+    """The arguments and autocast state of a call, for making the call again on other tensors."""
 
     def __init__(self, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> None:
         numbers = {id(tensor): Hole(i) for i, tensor in reversed(list(enumerate(tensors)))}
@@ -142,7 +149,7 @@ class Call:
         self._autocast = torch.get_autocast_dtype("tandem"), torch.is_autocast_enabled("tandem")
 
     def arguments(self, tensors: list[torch.Tensor]) -> tuple[tuple, dict]:
-        """Return the arguments of the call, with other tensors."""
+        """Return the arguments of the call, with `tensors` in place of its tensors."""
         leaves = [tensors[leaf.number] if type(leaf) is Hole else leaf for leaf in self._leaves]
         return _pytree.tree_unflatten(leaves, self._spec)
 

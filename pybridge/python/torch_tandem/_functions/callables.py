@@ -1,8 +1,9 @@
-"""What the C functions that a call runs may do besides computing: the table of those that are known.
+"""The C functions that a call may run, with their effects besides computing.
 
-A call is replayed only if all C functions that ran in it are known here. What they read of Python's objects
-is compared (`walk.py`), what they write to them is seen there, and what they do with tensors is recorded.
-A function that reads or changes anything else is not listed.
+A call is replayed only if this table has all C functions that ran in the call. A listed function may do three
+things: read Python's objects, which are compared (`walk.py`); write to them, which the comparison after the
+call shows; and run operators on tensors, which are recorded. A function that reads or changes anything else
+is not listed.
 """
 
 import types
@@ -40,7 +41,8 @@ _PURE_TYPES = {
 }
 _PURE_TYPE_NAMES = {f"{module}.{name}" for module, names in _PURE_TYPES.items() for name in names}
 
-# Functions of modules, by module; None for all but those that read files.
+# Functions without effects, by module. None stands for all functions of a module but `fromfile`, which reads
+# a file.
 _PURE_FUNCTIONS = {
     "builtins": frozenset(
         [
@@ -81,7 +83,7 @@ _PURE_FUNCTIONS = {
     "numpy._core._multiarray_umath": None,
     "numpy.linalg._umath_linalg": None,
 }
-# Functions whose effect is outside of the program's objects, but of which no operator depends.
+# Functions with an effect outside of the program's objects that no operator depends on.
 _EFFECTS = {("builtins", "print"), ("_warnings", "warn"), ("_warnings", "warn_explicit")}
 _WRITERS = frozenset({"TextIOWrapper", "BufferedWriter", "StringIO", "BytesIO"})
 # Methods that read all attributes of an object.
@@ -96,7 +98,8 @@ _HOST_READERS = frozenset(
         "_make_subclass", "__setstate__", "share_memory_",
     ]
 )
-# PyTorch's C functions that depend on more than tensors, arguments and the settings that tell calls apart.
+# PyTorch's C functions whose results depend on more than tensors, arguments and the settings that are
+# compared.
 _UNKNOWN_TORCH = frozenset(
     [
         "_show_config", "_parallel_info", "_jit_set_profiling_executor", "read_file", "seed", "_seed",
@@ -104,7 +107,7 @@ _UNKNOWN_TORCH = frozenset(
         "_import_ir_module_from_package",
     ]
 )
-# Modules whose types in C make objects from their arguments alone.
+# Modules whose C types make objects from the arguments of the constructor alone.
 _MODULES_OF_TYPES = frozenset(
     [
         "builtins", "collections", "_collections", "itertools", "functools", "_functools", "torch", "numpy",
@@ -116,14 +119,14 @@ _MODULES_OF_TYPES = frozenset(
 # fmt: on
 
 
-# Modules of C functions that read floats themselves.
+# Modules whose C functions read the value of a float without calling a method of it.
 _READERS = frozenset(
     {"array", "cmath", "datetime", "decimal", "math", "numpy", "_decimal", "_json", "_statistics", "_struct"}
 )
 
 
 class Finding:
-    """What the table says of a C function."""
+    """The entry of a C function in the table: its effect."""
 
     PURE, DYNAMIC, EFFECT, UNKNOWN = range(4)
 
@@ -131,14 +134,14 @@ class Finding:
 def module_of(function: Any) -> str | None:
     """Return the module that a C function belongs to; None for a method."""
     owner = function.__self__
-    # Functions of pybind11 are bound to their records.
+    # pybind11 binds a function to a record of its own instead of to the module.
     if owner is None or isinstance(owner, types.ModuleType) or "pybind11_detail" in type(owner).__name__:
         return getattr(function, "__module__", None) or getattr(owner, "__name__", None) or ""
     return None
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a C function for users."""
+    """Return the name of a C function as users write it."""
     owner, module = function.__self__, module_of(function)
     if module is not None:
         return f"{module}.{function.__name__}" if module and module != "builtins" else function.__name__
@@ -148,7 +151,7 @@ def name_of(function: Any) -> str:
 
 
 def finding(function: Any) -> int:
-    """Return what is known of a C function, a `types.BuiltinFunctionType` or a bound method of a C type."""
+    """Return the `Finding` of a C function, a `types.BuiltinFunctionType` or a bound method of a C type."""
     owner, name = function.__self__, function.__name__
     if (module := module_of(function)) is not None:
         return _of_module(module, name)
@@ -160,7 +163,7 @@ def finding(function: Any) -> int:
     if name in _DYNAMIC or (kind is str and name in ("format", "format_map")):
         return Finding.DYNAMIC
     for base in kind.__mro__:
-        # Methods in Python that override the function are not what is called.
+        # The function is C code, so a method in Python that overrides it is not the one that was called.
         member = vars(base).get(name)
         if member is not None and not isinstance(getattr(member, "__func__", member), types.FunctionType):
             kind = base
@@ -179,7 +182,7 @@ def finding(function: Any) -> int:
 
 
 def reads_floats(function: Any) -> bool:
-    """Whether a C function may read the value of a float without calling one of its methods."""
+    """Whether a C function may read the value of a float without calling a method of the float."""
     module = module_of(function)
     if module is None:
         owner = function.__self__
@@ -201,6 +204,6 @@ def _of_module(module: str, name: str) -> int:
 
 
 def is_known_type(kind: type) -> bool:
-    """Whether calling a C type only makes an object of it from the arguments."""
+    """Whether calling a C type does nothing but make an object from the arguments."""
     module = kind.__module__.partition(".")[0]
     return module in _MODULES_OF_TYPES

@@ -1,4 +1,4 @@
-"""Who calls a function: another function's call, a transform or a tracer, and a line of the program."""
+"""The callers of a function: another function's call, a transform or tracer, and the program's line."""
 
 import sys
 import threading
@@ -12,12 +12,14 @@ _forward_ad = torch.autograd.forward_ad
 
 
 def is_observed() -> bool:
-    """Whether the call is a part of another function's call that is recorded."""
+    """Whether the current call is a part of another function's call that is being recorded."""
     return observe.observing != 0 and observe.observing == threading.get_ident()
 
 
 def is_transformed() -> bool:
-    """Whether calls go to a transform, a tracer or a mode instead of the device, or nodes note stacks."""
+    """Whether a transform, a tracer or a mode handles operators instead of the device, or autograd is in
+    anomaly mode.
+    """
     return bool(
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -29,7 +31,9 @@ def is_transformed() -> bool:
 
 
 def users_level() -> int:
-    """The `stacklevel` of the program's line that has called this package, for its caller."""
+    """The `stacklevel` with which the caller's warning names the line of the program that has called this
+    package.
+    """
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back

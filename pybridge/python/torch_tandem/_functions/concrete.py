@@ -1,4 +1,4 @@
-"""The graph of a kind of call of a `torch_tandem.function`, for its user."""
+"""The graph that replays a kind of call of a `torch_tandem.function`, in a form for users."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,16 +19,22 @@ class Spec(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """What a storage that existed before a call belongs to."""
+    """The owner of a storage that existed before a call: an argument, a captured tensor, or the gradient of
+    one.
+    """
 
     name: str
-    # Number of the captured tensor, if it is one.
+    # Number of the captured tensor; None for an argument or a gradient.
     captured: int | None
 
 
 @dataclass(frozen=True)
 class ConcreteGraph:
-    """A recorded call that is replayed. It is valid until the function drops it or tracing starts again."""
+    """A recorded call that is replayed.
+
+    The object is valid until the function drops the recorded call, or all traces are forgotten
+    (`torch_tandem.reset()`).
+    """
 
     recording: int
     owners: list[Owner]
@@ -44,7 +50,7 @@ class ConcreteGraph:
     def captured(self) -> list[torch.Tensor]:
         """The tensors that the function uses and that are not arguments, in order of first use.
 
-        Raises a `ReferenceError` if one of them no longer exists.
+        Raises a `ReferenceError` if a captured tensor no longer exists.
         """
         tensors = _ops.watched(self.recording)
         found = {}
@@ -67,7 +73,9 @@ def specs(tensors: Iterable[torch.Tensor]) -> list[Spec]:
 
 
 def owners(recording: int, names: dict[int, str]) -> list[Owner]:
-    """Return the owners of a recorded call's given storages. `names` are those of tensors, by id."""
+    """Return the owners of the storages that existed before a recorded call. `names` has names of tensors, by
+    id.
+    """
     given, tensors = _ops.given(recording), _ops.watched(recording)
     found = []
     for kind, number in zip(given[::2], given[1::2], strict=True):

@@ -1,24 +1,24 @@
-"""The counters of functions for the report, with those of functions that exist no longer."""
+"""The counters of functions for the report, including functions that no longer exist."""
 
 from collections.abc import Iterable
 
 from torch_tandem._report.types import Function as Counters
 
-# Names of functions that exist no longer, whose counters are kept.
+# Maximum number of names of functions that no longer exist for which counters are kept.
 MOST_GONE = 256
 
 _gone: dict[str, Counters] = {}
 
 
 def with_gone(live: Iterable[Counters]) -> list[Counters]:
-    """Return the counters of functions and of those that exist no longer, the most calls first."""
+    """Return the counters of all functions, also those that no longer exist, the most calls first."""
     return sorted(
         [*live, *_gone.copy().values()], key=lambda counters: -counters["replayed"] - counters["ran"]
     )
 
 
 def add_gone(last: Counters) -> None:
-    """Add the counters of a function that ends to those of earlier ones with its name."""
+    """Add the counters of a function that ends to the sums for its name."""
     known = _gone.get(last["name"])
     if known is None and len(_gone) < MOST_GONE:
         _gone[last["name"]] = last
@@ -30,5 +30,5 @@ def add_gone(last: Counters) -> None:
 
 
 def forget_gone() -> None:
-    """Forget the counters of functions that exist no longer."""
+    """Forget the counters of functions that no longer exist."""
     _gone.clear()

@@ -1,8 +1,8 @@
 """Functions and modules of unchanged files as `torch_tandem.function`s, for `tandem run --function`.
 
-A file's syntax tree is changed before it is compiled. Functions and classes get a decorator wherever they
-are defined: at the top level, in classes, and in other functions. After each assignment to a variable of the
-name, a module that it holds is wrapped.
+A file's syntax tree is changed before it is compiled. Functions and classes get a decorator wherever they are
+defined: at the top level, in classes, and in other functions. If the name is a variable's, the module that
+the variable holds is wrapped after each assignment.
 """
 
 import ast
@@ -49,7 +49,7 @@ def notes() -> list[str]:
 
 
 def _explain(named: Named, reason: str) -> None:
-    """Say why a function has not been called, unless it has been."""
+    """Set the reason for which no call has reached a function, unless a call has."""
     if named.reason:
         named.reason = reason
 
@@ -65,7 +65,7 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def compile_decorated(source: bytes | str, path: str, functions: Sequence[Named]) -> CodeType:
-    """Compile a file in which these functions are decorated."""
+    """Compile a file with a decorator at each of `functions`."""
     tree = ast.parse(source, path)
     for named in functions:
         found = _find(tree, named.name.split("."))
@@ -78,7 +78,7 @@ def compile_decorated(source: bytes | str, path: str, functions: Sequence[Named]
 
 
 class _Uncalled(Function):
-    """A function until its first call, which is noted."""
+    """A function that the command line names, until its first call, which marks it as reached."""
 
     _named: Named
 
@@ -102,7 +102,7 @@ def decorator(number: int) -> Callable:
 
 
 def held(number: int) -> Callable:
-    """Return what is applied to the values of a variable that the command line names: modules are wrapped."""
+    """Return a function that wraps a module, for the values of a variable that the command line names."""
 
     def wrap_module(value: Any) -> Any:
         if not isinstance(value, torch.nn.Module):
@@ -114,8 +114,10 @@ def held(number: int) -> Callable:
 
 
 def _call(name: str, named: Named) -> ast.expr:
-    """The expression of a call of a function of this file, which needs no name in the script."""
-    # With names to import, `__import__` returns the module itself and not its package.
+    """The expression of a call of this file's function `name`. It imports this file, so the script needs no
+    name.
+    """
+    # `__import__` returns the package, unless its list of names to import is not empty.
     names = ast.List([ast.Constant("")], ast.Load())
     arguments: list[ast.expr] = [ast.Constant(__name__), ast.Constant(None), ast.Constant(None), names]
     module = ast.Call(ast.Name("__import__", ast.Load()), arguments, [])
@@ -123,7 +125,7 @@ def _call(name: str, named: Named) -> ast.expr:
 
 
 def _wrap_variable(node: ast.AST, named: Named) -> bool:
-    """Wrap a module after each assignment to a variable. Returns whether there is one."""
+    """Wrap the module in a variable after each assignment. Returns whether there is an assignment."""
     name, found = named.name, False
     for child in ast.iter_child_nodes(node):
         found |= _wrap_variable(child, named)
@@ -143,7 +145,7 @@ def _wrap_variable(node: ast.AST, named: Named) -> bool:
 
 
 def _find(node: ast.AST, parts: list[str]) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Find the definitions of a qualified name below a node. Enclosing functions are parts of the name."""
+    """Find the definitions of a qualified name, whose parts name enclosing functions and classes too."""
     found: list = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -158,9 +160,9 @@ def _find(node: ast.AST, parts: list[str]) -> list[ast.FunctionDef | ast.AsyncFu
 
 
 def compile_script(script: Script, functions: Sequence[Named]) -> CodeType | None:
-    """Compile the script, if functions in it are to be decorated.
+    """Compile the script with decorators, or return None if none of `functions` is in the script.
 
-    These may name it by its own name, such as train:step in train.py.
+    A function may name the script by its file, such as `train:step` for train.py.
     """
     own = script.spec.name if script.spec else script.module or Path(script.path).stem
     in_script = [named for named in functions if named.module in (MAIN, own)]
@@ -195,7 +197,9 @@ class _Decorating(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules as the other finders do, but has those of functions loaded with decorators."""
+    """A finder that gives the modules of `functions` a loader which adds decorators, and asks the other
+    finders.
+    """
 
     def __init__(self, functions: dict[str, list[Named]]) -> None:
         self._functions = functions
@@ -220,7 +224,7 @@ class _Finder(MetaPathFinder):
 
 
 def install(functions: Sequence[str]) -> list[Named]:
-    """Wrap the functions of modules that are imported later, and return all that are named."""
+    """Wrap the named functions in modules that are imported later, and return all of them."""
     modules: dict[str, list[Named]] = {}
     for text in functions:
         module, name = parse(text)

@@ -35,26 +35,28 @@ from torch_tandem._functions.varying import DIFFERS, Followed, Varying, floats_o
 from torch_tandem._functions.walk import state_of
 from torch_tandem._report.types import Function as Counters
 
-# Audits run Python once in this many calls: at first, and after all audits have passed for long.
+# One call in this many is an audit, which runs Python: for the first audits, and after many that have passed.
 FIRST_AUDIT, LAST_AUDIT = 8, 1024
-# Recordings without three equal ones after which a function rests if calls read values, which may take many
-# paths; and the most calls that it then rests.
+# Maximum number of recordings of which no three are equal, for calls that read values and may take many
+# paths; and the maximum number of calls in a rest. During a rest a function does not record.
 PATHS, LONGEST_REST = 64, 4096
-# Calls that could not be recorded, after which a function rests, if a later call may be recorded.
+# Number of calls that could not be recorded before a rest, if the reason may pass.
 WARM_UP = 64
-# Calls with another refusal, after which a function rests. The first one may make an optimizer's state.
+# Number of calls that could not be recorded before a rest, if the reason is a lasting one. It is more than
+# one because the first call may create an optimizer's state.
 FIRST_CALLS = 2
-# Calls without an optimizer step after which each call ends an iteration.
+# Number of calls without an optimizer step after which each call ends an iteration.
 QUIET = 3
-# Kinds of calls that are remembered.
+# Maximum number of kinds of calls that are remembered.
 MOST_KEYS = 512
-# Calls in Python that are timed before audits begin.
+# Number of calls in Python that are timed before the first audit.
 TIMED = 3
-# Consecutive calls of new kinds after which others are not recorded, and for how many calls at first.
+# Number of consecutive calls of new kinds after which new kinds are not recorded, and the number of calls in
+# the first such rest.
 NEW_KINDS, FIRST_REST_OF_KINDS = 8, 512
-# Kinds of calls whose hashes are remembered while new ones are not recorded.
+# Maximum number of new kinds of calls whose hashes are remembered in such a rest.
 MOST_HASHES = 4096
-# Recorded calls of one key that are compared with the next one, if they read no values.
+# Number of recorded calls of one key that the next one is compared with, if they read no values.
 REMEMBERED = 4
 
 IF_A_NUMBER = (
@@ -65,9 +67,8 @@ _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
 _is_compiling = torch.compiler.is_compiling
 
-# All functions of the program.
 all_functions: "weakref.WeakSet[Function]" = weakref.WeakSet()
-# Functions by the recordings that they replay and whose results require grad.
+# Functions with replayed calls whose results require grad, by the ids of their recordings.
 _differentiable: "weakref.WeakValueDictionary[int, Function]" = weakref.WeakValueDictionary()
 
 
@@ -81,7 +82,11 @@ def _random_states() -> list:
 
 
 class Function:
-    """A callable that behaves like a function, but need not run it. Made by `torch_tandem.function`."""
+    """A callable with the interface of a function, which replays calls instead of running the function in
+    Python.
+
+    `torch_tandem.function` makes these objects.
+    """
 
     def __init__(
         self,
@@ -121,32 +126,35 @@ class Function:
         self._skips_effects = effects == "skip"
         self._world = World()
         self._varying = Varying()
-        # The floats among the latest arguments of a new kind.
+        # The floats among the arguments of the latest call that had a new key.
         self._floats: tuple[tuple, dict] | None = None
         self._lock = threading.RLock()
-        # The state that was listed last, and that of the call that is being recorded.
+        # The state that was listed last, and the state before the call that is being recorded.
         self._latest = State(version=-1)
         self._open: State | None = None
-        # Why an audit has refused the function for good; empty if none has.
+        # The reason for which an audit has ended replays for good; empty if none has.
         self._failed = ""
         self._graphs: dict[Hashable, list[Graph]] = {}
         self._attempts: dict[Hashable, Attempts] = {}
         self._warned: set[str] = set()
         self._last = -1
         self._steps, self._quiet = iterations.steps, 0
-        # Consecutive calls of new kinds; calls until one is recorded again, and those of the next rest.
+        # Number of consecutive calls of new kinds; calls left in the current rest of new kinds; calls in the
+        # next rest.
         self._new_kinds, self._rest_of_kinds, self._next_rest_of_kinds = 0, 0, FIRST_REST_OF_KINDS
         self._hashes: set[int] = set()
         self._calls = 0
         self._replayed = 0
         self._audited = 0
-        # Shortest time of a call in Python without an observer, in seconds, and the number of such calls.
+        # Shortest time of a call that Python ran without being observed, in seconds, and the number of such
+        # calls.
         self._fastest = math.inf
         self._timed = 0
-        # Recordings that are kept. They are dropped with the function, but not at the interpreter's end.
+        # Recordings to drop when the function is freed. At the interpreter's end they are left alone.
         self._kept: set[int] = set()
         weakref.finalize(self, _drop_all, self._kept).atexit = False
-        # Whether calls with equal arguments are known to issue equal operators.
+        # Whether calls with equal arguments always issue equal operators, so that checks and audits are not
+        # needed.
         self._is_proven = is_proven
         self._ends_iterations = ends_iterations
         all_functions.add(self)
@@ -165,7 +173,7 @@ class Function:
         )
 
     def __del__(self) -> None:
-        # The interpreter's end removes the globals of modules.
+        # At the interpreter's end, the globals of modules, such as `sys`, are None.
         if sys is not None and not sys.is_finalizing() and self.__dict__.get("_calls"):
             add_gone(self._counters())
 
@@ -229,10 +237,11 @@ class Function:
         return Arguments(*flatten(rest, named), numbers)
 
     def _replay_with(self, graph: Graph, tensors: list, objects: list, numbers: list[float]) -> list | None:
-        """Replay a graph with other numbers than the recorded ones, if they lead the same way."""
+        """Replay a graph with new numbers, or return None if the numbers may lead to other operators."""
         assert graph.recorded.followed is not None
         fed = graph.recorded.followed.values(numbers, objects)
-        # The graph has the numbers until the replay has sent them.
+        # The new numbers are stored in the graph until the replay has sent them, so only one thread may set
+        # them.
         if fed is None or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -245,7 +254,11 @@ class Function:
     def _resume(
         self, graph: Graph, graphs: list[Graph], tensors: list, objects: list
     ) -> tuple[Graph, list | None]:
-        """Go on with a replay that has read another value, as the graph that has read it too."""
+        """Continue a suspended replay, which has read another value than `graph` did, with a graph that has
+        read this value.
+
+        Returns the graph that has replayed the call, and None for the results if there is none.
+        """
         tried = {graph.recorded.id}
         results = None
         while results is None and (at := _ops.suspended()):
@@ -268,7 +281,7 @@ class Function:
         return graph, results
 
     def _check_signature(self, tensors: list[torch.Tensor]) -> None:
-        """Raise an error if a call's tensors are not those of the signature."""
+        """Raise an error if the tensors of a call do not match the signature."""
         if len(tensors) != len(self._signature):
             raise TypeError(f"{self._name()} takes {len(self._signature)} tensors, not {len(tensors)}")
         for i, ((shape, dtype), tensor) in enumerate(zip(self._signature, tensors, strict=True)):
@@ -284,7 +297,7 @@ class Function:
     # --- Calls that run Python -----------------------------------------------------------------------------
 
     def _python(self, args: tuple, kwargs: dict, arguments: Arguments) -> Any:
-        """Run a call in Python, recorded unless it is known to be of no use."""
+        """Run a call in Python, and record it if a recording can be of use."""
         if arguments.key not in self._attempts and not self._is_proven:
             floats = floats_of(args, kwargs)
             if self._floats and self._varying.add_arguments(self._floats, floats):
@@ -307,11 +320,12 @@ class Function:
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
             return self._plainly(args, kwargs, may_record)
-        # What a replay saves is measured without an observer: once before there is a graph, twice after.
+        # The time that a replay saves is measured in calls that are not observed: one before the first graph,
+        # and two more after it.
         is_next = any(recorded.equal == EQUAL - 1 for recorded in attempts.recorded)
         if self._timed < (TIMED if due else int(is_next)):
             return self._plainly(args, kwargs, may_record)
-        # Threads do not wait for one another.
+        # While one thread records, calls of other threads run in Python instead of waiting.
         if not self._lock.acquire(blocking=False):
             return self._plainly(args, kwargs, False)
         try:
@@ -322,7 +336,7 @@ class Function:
     def _record(
         self, args: tuple, kwargs: dict, arguments: Arguments, attempts: Attempts, due: list[Graph]
     ) -> Any:
-        """Run a call in Python and record it, as an audit of the graphs that are due or as an attempt."""
+        """Run a call in Python and record it, as an audit if graphs are due and otherwise as an attempt."""
         inputs = specs(arguments.tensors)
         state = self._state(arguments)
         followed = self._follow(state, arguments)
@@ -332,7 +346,7 @@ class Function:
         draws = _random_states()
         is_open = True
         try:
-            # Also an interrupt within the operator ends the recording.
+            # `record` is within the `try`, so that an interrupt in this operator also ends the recording.
             reads_gradients = self._is_proven or self._world.may_read("grad")
             if not _ops.record(arguments.tensors, state.tensors(), self._last, reads_gradients):
                 is_open = False  # another thread has become the program's meanwhile
@@ -350,7 +364,7 @@ class Function:
                 is_open = False
                 return result
             leaves, spec = _pytree.tree_flatten(result)
-            # A tensor that is returned twice is one result.
+            # A tensor that occurs twice in the returned structure is one result.
             results = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
             tensors = list(results.values())
             after = self._state(arguments)
@@ -360,7 +374,9 @@ class Function:
             written = state.differences(after)
             changes = self._changes_arguments(args, kwargs, arguments)
             unknown = None if self._is_proven else self._unknown(state, after, written, changes)
-            # A tensor of the call that the program keeps belongs to the call's own graph.
+            # If the call changes the state, the program may keep a tensor of the call, which belongs to the
+            # graph that autograd has recorded. The results then also keep this graph, instead of getting a
+            # node of the call.
             attaches = not (self._is_proven or unknown or written or changes)
             attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self._world)
             recording, attached = _ops.end_recording(tensors, attaches)
@@ -382,7 +398,8 @@ class Function:
             followed.end(recording)
             recorded.followed = followed
         refusal = self._refusal(recorded, arguments, unknown, draws != _random_states())
-        # A call that reads another value is another branch, and says nothing about the graph.
+        # A call that reads another value than a graph did takes another branch, and cannot confirm or refute
+        # the graph.
         due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
         if due:
             self._audit_with(due[0], recorded, refusal)
@@ -391,7 +408,9 @@ class Function:
         return result
 
     def _follow(self, state: State, arguments: Arguments) -> Followed | None:
-        """Follow the numbers of a call that vary, if there are any and it is known what they do."""
+        """Return the call's numbers that vary, prepared for being followed; None if there are none that can
+        be.
+        """
         if not self._varying or not self._world.is_settled:
             return None
         if refusal := unfollowed(self._world, state):
@@ -404,7 +423,7 @@ class Function:
         return followed
 
     def _state(self, arguments: Arguments) -> State:
-        """The state that a call can read, which is listed anew only if it has changed."""
+        """Return the state that a call can read. It is listed anew only if the last list is outdated."""
         if self._is_proven:
             return State()
         latest = self._latest
@@ -413,7 +432,7 @@ class Function:
         return latest
 
     def _is_known_kind(self, key: Hashable) -> bool:
-        """Whether a call of this kind may be recorded. New kinds are not if each call is of a new one."""
+        """Whether a call with this key may be recorded. New keys may not while nearly every call has one."""
         if key in self._attempts:
             self._new_kinds = 0
             return True
@@ -467,7 +486,9 @@ class Function:
     def _refusal(
         self, recorded: Recorded, arguments: Arguments, unknown: tuple[str, bool] | None, draws: bool
     ) -> tuple[str, bool] | None:
-        """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
+        """The reason for which a recorded call cannot be replayed, and whether the reason may pass; None if
+        there is none.
+        """
         if found := _core.refusal(recorded.id):
             return found
         if text := _ops.refusal(recorded.id):
@@ -502,7 +523,11 @@ class Function:
     def _unknown(
         self, state: State, after: State, written: dict[Path, str], changes: bool
     ) -> tuple[str, bool] | None:
-        """What of a recorded call is not known or not replayed."""
+        """An effect or a dependence of a recorded call that is unknown or that a replay would skip, if there
+        is one.
+
+        The second value says whether a later call may lack it.
+        """
         world = self._world
         for text in world.refusals:
             return text, False
@@ -532,7 +557,9 @@ class Function:
         return None
 
     def _line_of(self, path: Path) -> str:
-        """The line of the program that sets what is at the end of a path, if it is found."""
+        """The line of the program that sets the value at the end of a path, as a text in parentheses; empty
+        if not found.
+        """
         kind, last = path[-1][0], path[-1][-1]
         name = (
             last
@@ -549,7 +576,9 @@ class Function:
         recorded: Recorded,
         refusal: tuple[str, bool] | None,
     ) -> None:
-        """Compare a recorded call with earlier ones of its key; after three equal ones, replay the next."""
+        """Compare a recorded call with earlier ones of its key. After three equal calls, a graph replays the
+        next one.
+        """
         self._keep_last(recorded)
         if refusal:
             attempts.reason, passes = refusal
@@ -576,7 +605,7 @@ class Function:
                 recorded.written |= known.written
                 attempts.recorded.remove(known)
                 if known.passes:
-                    # The backward pass of the known call may still run.
+                    # The backward pass of the earlier call may still run.
                     recorded.passes = known.passes
                     recorded.passes.take(known.id, self._drop)
                 else:
@@ -596,7 +625,7 @@ class Function:
             self._rest(attempts)
 
     def _rest(self, attempts: Attempts) -> None:
-        """Do not record the next calls of a key."""
+        """Record none of the next calls of a key."""
         if self._varying and not any(g.recorded.followed for graphs in self._graphs.values() for g in graphs):
             self._varying.give_up(attempts.reason)
         self._forget_recorded(attempts)
@@ -610,7 +639,12 @@ class Function:
         attempts.recorded.clear()
 
     def _widens_a_graph(self, arguments: Arguments, recorded: Recorded) -> bool:
-        """Let a graph be replayed with other numbers, of which this call shows where they are fed."""
+        """Let a graph be replayed with other numbers, if this recorded call differs from the graph's in
+        numbers alone.
+
+        Two equal calls with other numbers show at which places the numbers are fed. Returns whether there was
+        a graph.
+        """
         for graph in self._graphs.get(arguments.key, ()):
             if graph.recorded.followed and self._difference(graph.recorded, recorded) is None:
                 graph.recorded.followed.widen(recorded.followed)
@@ -638,7 +672,9 @@ class Function:
         return None
 
     def _has_new_replay(self, arguments: Arguments, attempts: Attempts) -> bool:
-        """Compare the backward passes since the last call. Returns whether the call can be replayed now."""
+        """Compare the backward passes that have run since the last call. Returns whether this call can now be
+        replayed.
+        """
         for recorded in list(attempts.recorded):
             if not recorded.passes:
                 continue
@@ -669,7 +705,7 @@ class Function:
             self._forget(recorded)
             return
         if recorded.passes:
-            # Replays of the call hold the passes from now on.
+            # From now on the recorded call's replays hold these passes.
             recorded.passes.recorded = [p for p in recorded.passes.recorded if p.id not in backwards]
             recorded.passes.waiting.remove(recorded.id)
             for backward in backwards:
@@ -684,7 +720,7 @@ class Function:
         id = recorded.id
         ends, reads = _core.ends_of(id), _core.fetches_of(id)
         if not backwards and (changed := check(arguments.objects)) >= 0:
-            # The state is the one that was just listed, so its check may be of no use.
+            # The state was listed just now. A check that already fails would fail before every call.
             attempts.vain += 1
             if attempts.vain >= EQUAL:
                 attempts.reason = f"{recorded.state.label(changed)} cannot be compared"
@@ -716,14 +752,15 @@ class Function:
     def _audit_with(self, graph: Graph, recorded: Recorded, refusal: tuple[str, bool] | None) -> None:
         self._audited += 1
         if refusal is None:
-            # Its state was found equal before the call.
+            # The state was found equal before the call.
             difference = self._difference(graph.recorded, recorded, compares_state=False)
             if difference is None and recorded.followed and graph.recorded.followed:
                 difference = recorded.followed.beyond(graph.recorded.followed)
         else:
             difference, passes = refusal
             if passes and _core.ops_of(graph.recorded.id):
-                # Operators ran outside of the graph and cannot be compared. The next call is audited.
+                # Operators of this call ran outside of the recording and cannot be compared, so the next call
+                # is the audit.
                 self._keep_last(recorded)
                 self._forget(recorded)
                 return
@@ -737,7 +774,7 @@ class Function:
             self._pass(graph)
 
     def _audit_backward(self, graph: Graph) -> None:
-        """Compare the backward passes of an audited call, which have run since."""
+        """Compare the backward passes that an audited call has had since the audit."""
         audited, graph.audited = graph.audited, None
         for backward in _ops.take_backwards(audited):
             if backward < 0:
@@ -765,7 +802,7 @@ class Function:
         self._warn(text, always=True)
 
     def _make_again(self, recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Make a replayed call in Python; its key's calls run in Python from now on."""
+        """Make a replayed call again in Python, where later calls of its key run, and return its tensors."""
         graphs = [graph for graphs in self._graphs.values() for graph in graphs]
         graph = next((graph for graph in graphs if graph.recorded.id == recording), None)
         call = graph.recorded.call if graph else None
@@ -787,13 +824,15 @@ class Function:
         return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
     def _drop_dead(self, arguments: Arguments) -> None:
-        """Drop graphs that use a tensor which no longer exists, or that are not replayed any more."""
+        """Drop graphs that are no longer replayed, or that use a tensor which no longer exists."""
         for graph in list(self._graphs.get(arguments.key, ())):
             if graph.left < 0 or _ops.dead(graph.recorded.id) >= 0:
                 self._remove(graph)
 
     def _forget_all(self) -> None:
-        """Drop all graphs and recordings, with the references to the program's objects in their states."""
+        """Drop all graphs and recordings, and thereby the references of their states to the program's
+        objects.
+        """
         for graph in [graph for graphs in self._graphs.values() for graph in graphs]:
             self._remove(graph)
         for attempts in self._attempts.values():
@@ -820,7 +859,7 @@ class Function:
     # --- Recordings that are needed no more ----------------------------------------------------------------
 
     def _keep_last(self, recorded: Recorded) -> None:
-        """Keep the latest recording, which tells the next one the tensors whose gradients matter."""
+        """Keep the latest recording, from which the next one learns the tensors whose gradients matter."""
         last, self._last = self._last, recorded.id
         if last >= 0 and last not in self._in_use():
             self._drop(last)
@@ -867,14 +906,14 @@ class Function:
         return False
 
     def cache_info(self) -> CacheInfo:
-        """Return how many calls were replayed and how many ran Python, the graphs, and the audits."""
+        """Return the numbers of replayed calls, of calls that ran Python, of graphs, and of audits."""
         graphs = sum(map(len, self._graphs.values()))
         return CacheInfo(
             self._replayed, self._calls - self._replayed, self._max_graphs, graphs, self._audited
         )
 
     def concrete_graph(self, *args: Any, **kwargs: Any) -> ConcreteGraph:
-        """Return the graph that a call with these arguments would be replayed from.
+        """Return the graph that would replay a call with these arguments.
 
         Raises a `LookupError` if the call would run Python.
         """
@@ -894,7 +933,7 @@ class Function:
         raise LookupError(f"torch_tandem.function {self._name()} has no graph for this call: {why}")
 
     def _why_not(self, graph: Graph, arguments: Arguments) -> str:
-        """Why a graph is not replayed with these arguments; empty if it is."""
+        """The reason for which a graph does not replay a call with these arguments; empty if it does."""
         changed = graph.check(arguments.objects)
         if changed >= 0:
             return f"{graph.recorded.state.label(changed)} has changed"
@@ -916,7 +955,9 @@ class Function:
         }
 
     def explain(self) -> str:
-        """Return a text: how many calls were replayed, the time that this saved, and why others were not."""
+        """Return a text with the number of replayed calls, the time that they saved, and the reasons of other
+        calls.
+        """
         info = self.cache_info()
         lines = [
             f"{self._name()}: {info.hits:,} of {self._calls:,} calls were replayed"
@@ -936,7 +977,7 @@ class Function:
         return "\n".join(lines)
 
     def reason(self) -> str | None:
-        """Return why the latest kind of call is not replayed, or `None` if it is."""
+        """Return the reason for which the latest kind of call is not replayed, or None if it is."""
         if self._failed:
             return self._failed
         if not self._attempts:
@@ -953,14 +994,14 @@ class Function:
 
 
 def counters() -> list[Counters]:
-    """Return the counters of all functions that have been called, with those that exist no longer."""
+    """Return the counters of all functions that have been called, also those that no longer exist."""
     return with_gone(function._counters() for function in list(all_functions) if function._calls)
 
 
 def _forgetting(swap: Callable) -> Callable:
     @functools.wraps(swap)
     def swap_tensors(one: torch.Tensor, two: torch.Tensor) -> None:
-        # PyTorch swaps tensors without weak references only.
+        # PyTorch refuses to swap tensors that have weak references, and states have such references.
         for function in list(all_functions):
             function._forget_all()
         return swap(one, two)
@@ -978,7 +1019,7 @@ def _drop_all(recordings: Iterable[int]) -> None:
 
 
 def _recompute(recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Make a replayed call again in Python, for a backward pass that no recorded call has had."""
+    """Make a replayed call again in Python, for a backward pass that differs from those of recorded calls."""
     function = _differentiable.get(recording)
     if function is None:
         raise RuntimeError("torch_tandem.function: a replayed call has no backward pass, as it was forgotten")
@@ -990,7 +1031,7 @@ _library.impl("recompute", _recompute, "CompositeImplicitAutograd")
 
 
 def _holds(objects: list) -> int:
-    """Stand for the check of a state that is proven to be as it was."""
+    """The check of a graph that needs none: no value differs."""
     return -1
 
 

@@ -1,7 +1,8 @@
-"""Modules as functions. A module stays the object that it is; its class becomes a subclass that is replayed.
+"""Modules as functions. A wrapped module stays the same object, but its class becomes a subclass that replays
+calls.
 
-So it is a submodule of other modules, has its parameters, hooks and `state_dict()`, and passes for its class
-wherever a library looks. Copies and pickles of it are plain modules.
+The module therefore remains a submodule of other modules, keeps its parameters, hooks and `state_dict()`, and
+passes for an instance of its class wherever a library checks. Copies and pickles of it are plain modules.
 """
 
 import copyreg
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 
 _FUNCTION = "_tandem_function"
-# Methods of functions that modules get.
+# Methods of `Function` that a wrapped module also has.
 _METHODS = ("cache_info", "concrete_graph", "explain", "reason")
 
 
 def wrap_module(module: torch.nn.Module, make: Callable, call: Callable | None = None) -> torch.nn.Module:
-    """Replay a module's calls. `make` makes a function; `call` is the plain call, if not the class's own."""
+    """Make a module replay its calls. `make` makes a function of `call`, by default the call of the module's
+    class.
+    """
     if _FUNCTION not in module.__dict__:
         plain = type(module)
         kind = module.__class__ = _kind(plain)
@@ -29,7 +32,7 @@ def wrap_module(module: torch.nn.Module, make: Callable, call: Callable | None =
 
 
 def wrap_class(cls: type[torch.nn.Module], make: Callable) -> type[torch.nn.Module]:
-    """Replay the calls of all modules of a class."""
+    """Make all modules of a class replay their calls."""
     own = vars(cls).get("__call__")
 
     def plain(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +51,7 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def _kind(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The subclass of a class whose instances are functions."""
+    """Return the subclass of `cls` whose instances replay their calls."""
 
     def __reduce_ex__(self: torch.nn.Module, protocol: int) -> Any:
         reduced = super(kind, self).__reduce_ex__(protocol)
@@ -58,12 +61,13 @@ def _kind(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         if rest and isinstance(rest[0], dict):
             rest[0] = {name: value for name, value in rest[0].items() if name != _FUNCTION}
         if make is copyreg.__newobj__ and args == (kind,):
-            # Pickle wants objects that it makes by `__newobj__` to be of the class that they say.
+            # `copyreg.__newobj__` makes pickle compare the object's class with the named class, which is the
+            # plain one.
             make, args = copyreg._reconstructor, (cls, object, None)
         return make, args, *rest
 
     def plain(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # PyTorch's `__call__` is another one while calls are watched.
+        # While module calls are watched, `Module.__call__` is replaced, so it is looked up at each call.
         return super(kind, self).__call__(*args, **kwargs)
 
     members: dict[str, Any] = {"__call__": _call, "__reduce_ex__": __reduce_ex__, "_tandem_plain": plain}

@@ -1,10 +1,10 @@
 """Python's numbers that differ from call to call of a function: docs/design/functions.md.
 
-A recorded call is given a `Number` in place of a float that varies. It is a float with the same value, so
-the call does what it would do, and it notes on a `Tape` what Python computes from it. A replay computes the
-same from the new values and feeds the results to the operators. Whatever else depends on a number is a guard:
-a comparison must have the recorded outcome, and a number that is used in a way that is not followed must have
-the recorded value.
+A recorded call gets a `Number` in place of a float that varies. A `Number` is a float with the same value, so
+the call behaves as with the float. The object also notes on a `Tape` each number that Python computes from
+it. A replay computes these numbers again from the new values and feeds the results to the operators. All
+other uses of a number are guards: a comparison must have the recorded outcome, and a number in a use that is
+not followed must have the recorded value.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ import torch
 
 _BITS = struct.Struct("<d")
 
-# What is computed from numbers and followed, by the name of the method.
+# Operators whose results are followed, by the names of their methods.
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _UNARY = ("neg", "pos", "abs")
 _COMPARED = ("lt", "le", "eq", "ne", "gt", "ge")
-# Functions of `math` that return a float for floats.
+# Functions of `math` that return a float for float arguments.
 _OF_MATH = tuple(
     name
     for name in (
@@ -38,18 +38,20 @@ _FUNCTIONS: dict[str, Callable] = {
     "bool": bool,
     "bits": _BITS.pack,
 }
-# Values that code which is not followed may treat in a way of their own.
+# Absolute values that code which is not followed may treat specially. A number with one of them must be the
+# same in a replay.
 _SPECIAL = frozenset({0.0, 0.5, 1.0, 2.0, 3.0, math.inf})
 
 
 class _At(int):
-    """Stands for a number of the tape among operands, by its index."""
+    """An operand that is a number of the tape, by its index."""
 
     __slots__ = ()
 
 
-# How a number or an outcome is computed: a function by its name, and operands, which are constants or numbers
-# of the tape. No named tuple: making one runs code, which would be taken for the program's.
+# The computation of a number or an outcome: the name of a function, and its operands, which are constants or
+# numbers of the tape. It is no named tuple, because making one runs Python code that would be observed as the
+# program's.
 Entry = tuple[str, tuple]
 
 
@@ -60,37 +62,40 @@ def _computed(entry: Entry, values: list[float]) -> Any:
 
 
 def _key(entry: Entry) -> Any:
-    """What tells entries apart. Zeros have signs, 1 equals 1.0, and a NaN does not equal itself."""
+    """A key that is equal for equal computations. It tells 0.0 from -0.0 and 1 from 1.0, and equals itself
+    for a NaN.
+    """
     function, operands = entry
     return function, tuple((int, x) if type(x) is _At else (type(x), repr(x)) for x in operands)
 
 
 class Tape:
-    """The numbers that a call was given, those that Python has computed, and what else depended on them.
+    """The numbers of a followed call, and the guards that depend on them.
 
-    Its numbers are counted in this order, beginning with those that were given.
+    The numbers that the call was given come first, followed by the ones that Python has computed from them.
+    Indices count both in this order.
     """
 
     def __init__(self, given: Iterable[float]) -> None:
         self.values: list[float] = list(given)
         self.given = len(self.values)
-        # Numbers that were computed, in order, after those that were given.
+        # The computations of the numbers after the given ones, in order.
         self.entries: list[Entry] = []
-        # Outcomes that the call depends on, by their keys.
+        # Outcomes that must be the same in a replay, by the keys of their computations.
         self.guards: dict[Any, tuple[Entry, Any]] = {}
         self._known: dict[Any, int] = {}
         self._is_open = True
 
     def numbers(self) -> list["Number"]:
-        """The numbers that stand for those that the call is given."""
+        """The `Number` objects for the call's given numbers."""
         return [Number(self, i) for i in range(self.given)]
 
     def close(self) -> None:
-        """End the call: its numbers are plain floats from now on."""
+        """End the call. From now on nothing is noted, so its numbers behave as plain floats."""
         self._is_open = False
 
     def computed(self, function: str, operands: tuple, value: Any) -> Any:
-        """Note a number that was computed; returns what stands for it."""
+        """Note a computed number, and return the `Number` for it."""
         if not self._is_open or type(value) is not float:
             self.hold(*operands)
             return value
@@ -104,14 +109,14 @@ class Tape:
         return Number(self, at)
 
     def guard(self, function: str, operands: tuple, outcome: Any) -> Any:
-        """Note that the call depends on an outcome."""
+        """Note that the call depends on an outcome, and return the outcome."""
         if self._is_open:
             entry = function, self._operands(operands)
             self.guards[_key(entry)] = entry, outcome
         return outcome
 
     def hold(self, *operands: Any) -> None:
-        """Note that the call depends on the values themselves."""
+        """Note that the call depends on the values of these operands."""
         for x in operands:
             if type(x) is Number:
                 self.guard("bits", (x,), _BITS.pack(x))
@@ -120,7 +125,7 @@ class Tape:
         return tuple(_At(x._at) if type(x) is Number and x._tape is self else _plain(x) for x in operands)
 
     def places(self, numbers: list[float | None]) -> list[frozenset[int]]:
-        """For each number of a recorded call, those of the tape that have its bits."""
+        """For each fed number of a recorded call, the tape's numbers that have the same bits."""
         by_bits: dict[bytes, set[int]] = {}
         for i, value in enumerate(self.values):
             by_bits.setdefault(_BITS.pack(value), set()).add(i)
@@ -128,7 +133,7 @@ class Tape:
         return [known.get(_BITS.pack(x), frozenset()) if x is not None else frozenset() for x in numbers]
 
     def computes_as(self, other: "Tape") -> bool:
-        """Whether two calls have computed the same, and other things have depended on it in the same way."""
+        """Whether two calls have the same computations and the same guards with the same outcomes."""
         return (
             self.given == other.given
             and self._known == other._known
@@ -137,7 +142,7 @@ class Tape:
         )
 
     def compute(self, given: list[float]) -> list[float] | None:
-        """Compute all numbers of a new call; None if it may go another way than the recorded one."""
+        """Compute all numbers of a new call; None if a guard has another outcome or a computation fails."""
         values = list(given)
         try:
             for entry in self.entries:
@@ -158,7 +163,7 @@ def is_same(one: float, two: float) -> bool:
 
 
 def is_alike(one: float, two: float) -> bool:
-    """Whether code that is not followed treats two numbers alike: it may compare them with 0 or 1."""
+    """Whether code that is not followed treats two numbers alike, even if it compares them with 0 or 1."""
     if is_same(one, two):
         return True
     special = any(abs(x) in _SPECIAL or x != x for x in (one, two))
@@ -170,10 +175,10 @@ def _plain(x: Any) -> Any:
 
 
 class Number(float):
-    """A float that notes what is computed from it."""
+    """A float that notes each number which is computed from it."""
 
     __slots__ = ("_at", "_tape")
-    # NumPy leaves operators to the methods below.
+    # A high priority makes NumPy leave operators with its arrays to the methods below.
     __array_priority__ = math.inf
 
     def __new__(cls, tape: Tape, at: int) -> "Number":
@@ -213,7 +218,8 @@ def _binary(name: str, reverses: bool) -> Callable:
     def method(self: Number, other: Any, *modulus: Any) -> Any:
         operands = (other, self) if reverses else (self, other)
         if not _is_followed(other) or modulus:
-            # Operators with tensors are recorded with the number that they are fed.
+            # An operator with a tensor is recorded together with the number that it is fed, so the number
+            # needs no guard.
             if not isinstance(other, torch.Tensor):
                 self._tape.hold(self)
             return (
@@ -243,7 +249,7 @@ def _compared(name: str) -> Callable:
 
 
 def _held(name: str) -> Callable:
-    """A method of floats whose result is not followed."""
+    """Return a method of floats. Its result is not followed, so the call depends on the number's value."""
     function = getattr(float, name)
 
     def method(self: Number, *arguments: Any) -> Any:
@@ -284,7 +290,7 @@ def _define_methods() -> None:
 
 
 _define_methods()
-# Errors name the types of arguments.
+# Messages of errors contain the names of the arguments' types.
 Number.__name__ = Number.__qualname__ = "float"
 
 
@@ -310,7 +316,7 @@ _followed = {name: _of_math(name) for name in _OF_MATH}
 
 @contextlib.contextmanager
 def following_math() -> Iterator[None]:
-    """Let functions of `math` follow numbers, where they are called as `math.sqrt(x)`."""
+    """Let functions of `math` follow numbers in code that looks them up as `math.sqrt(x)`."""
     for name, function in _followed.items():
         setattr(math, name, function)
     try:

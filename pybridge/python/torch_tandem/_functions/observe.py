@@ -1,7 +1,9 @@
-"""What a call runs: the code objects that start and the C functions that are called, in whatever library.
+"""Observation of a call: the code objects that start and the C functions that are called, in whatever
+library.
 
-Calls that are recorded or audited run in Python, under the interpreter's profiling hook. What they ran is the
-world of a function: its state is what this code reads (`walk.py`).
+Calls that are recorded or audited run in Python, under the interpreter's profiling hook. The code that the
+calls of a function have run is the function's world. The function's state is all that this code reads
+(`walk.py`).
 """
 
 import builtins
@@ -21,7 +23,7 @@ from torch_tandem._functions import bytecode, callables
 from torch_tandem._functions.callables import Finding
 from torch_tandem._program.tracebacks import PACKAGE
 
-# Code that is known: the import system's, that of annotations, and that of this package.
+# Files whose code need not be observed: the import system, `typing`, and this package.
 _KNOWN_FILES = ("<frozen importlib", sys.modules["typing"].__file__, PACKAGE)
 _TORCH = os.path.dirname(sys.modules["torch"].__file__) + os.sep
 # Attributes of tensors that operators change and that are not compared.
@@ -31,47 +33,51 @@ _LIBRARIES = (
     PACKAGE,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )
-# Callbacks of the standard library's weak containers, which remove what has died. That is no part of a call.
+# Callbacks by which the standard library's weak containers remove dead entries. They run at any time and are
+# no part of a call.
 _REMOVALS = frozenset(
     weak._remove.__code__  # type: ignore[attr-defined]
     for weak in (weakref.WeakKeyDictionary(), weakref.WeakValueDictionary(), weakref.WeakSet())
 )
-# Functions that reach an attribute by a name that may be computed.
+# Functions that reach an attribute by a name, which the program may compute.
 _BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
 
 class World:
     """The code and the C functions that a function's calls have run so far.
 
-    The first call, and one that imports a module, run code that later ones do not; what they run is not kept.
+    The first call, and a call that imports a module, run code that later calls do not. The code of these
+    calls is not kept.
     """
 
     def __init__(self) -> None:
         # Code objects that ran, by id, with their globals.
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any]]] = {}
-        # Functions that ran and that the walk over the state may not reach.
+        # Functions that ran although the walk over the state has not met them.
         self.functions: dict[int, types.FunctionType] = {}
         # Names of attributes that were reached by computed names.
         self.names: set[str] = set()
-        # Whether code may reach attributes by means that are not seen.
+        # Whether code may reach any attribute, because it uses means other than the names in its bytecode.
         self.is_dynamic = False
-        # Classes whose methods reach attributes of their own objects by means that are not seen.
+        # Classes whose methods may reach any attribute of their own objects in this way.
         self.dynamic_classes: frozenset[type] = frozenset()
-        # Why the latest call may not be skipped, and effects that are skipped with it: each with its line.
+        # Reasons against a replay of the latest call, and effects that a replay would skip, each with its
+        # line.
         self.refusals: dict[str, None] = {}
         self.effects: dict[str, None] = {}
-        # What the code reads although it is not compared; empty if there is nothing.
+        # Something that the code reads and that cannot be compared, in words; empty if there is nothing.
         self.unseen = ""
-        # A C function that the latest call has called and that may read a float without asking it.
+        # A C function that the latest call has called and that may read a float without calling a method of
+        # the float.
         self.reader = ""
-        # Whether what it runs is not kept.
+        # Whether the current call is the first one or imports a module, so that its code is not kept.
         self.is_first = True
-        # C functions that are known to have no effect, and those of them that may read floats.
+        # C functions without effects: those that cannot read a float, and those that may.
         self._pure: set[Any] = set()
         self._readers: set[Any] = set()
-        # Code objects whose functions were searched for.
+        # The ids of code objects whose functions `find_functions` has searched for.
         self._sought: set[int] = set()
-        # Number of changes, and whether the latest call has made none.
+        # Number of changes to this object, and whether the latest call has made none.
         self.version = 0
         self.is_settled = False
 
@@ -79,7 +85,7 @@ class World:
         return id(code) in self.codes
 
     def attributes(self) -> set[str]:
-        """The names of attributes that the code uses, but those that it reads from globals."""
+        """The names of attributes that the code may reach, except those that it reads from globals."""
         names = set(self.names)
         for code, _ in self.codes.values():
             read = bytecode.reads(code)
@@ -87,7 +93,7 @@ class World:
         return names
 
     def may_read(self, name: str) -> bool:
-        """Whether the code may read an attribute of a name."""
+        """Whether the code may read an attribute with this name."""
         if self.is_dynamic or name in self.names:
             return True
         every = (bytecode.reads(code) for code, _ in self.codes.values())
@@ -97,7 +103,7 @@ class World:
         )
 
     def lines_of_store(self, name: str | None) -> Iterator[str]:
-        """The places where the program's code sets an attribute or a variable; without a name, an item."""
+        """The places where the program's code sets an attribute or a variable `name`; with None, an item."""
         for code, _ in self.codes.values():
             if not code.co_filename.startswith(_LIBRARIES) and (line := bytecode.line_of_store(code, name)):
                 yield f"{code.co_filename}:{line}"
@@ -164,7 +170,9 @@ class World:
             self.version += 1
 
     def _add_name(self, frame: types.FrameType) -> None:
-        """Note the name of the attribute that a frame is about to reach by `getattr` or the like."""
+        """Note the name of the attribute that a frame is about to reach by `getattr`, `hasattr`, `setattr` or
+        `delattr`.
+        """
         name = bytecode.second_argument(frame)
         if type(name) is str:
             self.add_name(name)
@@ -175,8 +183,8 @@ class World:
     def find_functions(self, explained: set[int]) -> None:
         """Find the functions that the walk over the state has not met although their code ran.
 
-        PyTorch's C++ code holds some of them. `explained` are the ids of the code objects whose functions it
-        has met.
+        PyTorch's C++ code holds some of them. `explained` are the ids of the code objects whose functions the
+        walk has met.
         """
         nested = {
             id(constant)
@@ -198,13 +206,13 @@ def _key(function: Any) -> Any:
     owner, module = function.__self__, callables.module_of(function)
     if module is not None:
         return module, function.__name__
-    # Tensors on the host have methods that read elements.
+    # The table treats methods of tensors on the host differently, because some of them read elements.
     where = getattr(owner, "is_cpu", None) if type(owner).__module__.startswith("torch") else None
     return owner if isinstance(owner, type) else type(owner), function.__name__, where
 
 
 def _owner_of(code: types.CodeType, instance: Any) -> type | None:
-    """The class of an object that has the method which code belongs to, if it has it."""
+    """The class of `instance` that defines the method with this code; None if there is none."""
     name = code.co_qualname.partition(".<locals>.")[0]
     for base in type(instance).__mro__:
         for member in vars(base).values():
@@ -216,7 +224,7 @@ def _owner_of(code: types.CodeType, instance: Any) -> type | None:
 
 
 def _place(frame: types.FrameType) -> str:
-    """The line of the program that leads to a frame."""
+    """The innermost line on a frame's stack that is the program's and not a library's."""
     at: types.FrameType | None = frame
     while at is not None and at.f_code.co_filename.startswith(_LIBRARIES):
         at = at.f_back
@@ -225,15 +233,19 @@ def _place(frame: types.FrameType) -> str:
 
 
 observing = 0
-"""The thread whose calls are noted, or 0. Functions that it calls meanwhile are a part of what is noted."""
+"""The id of the thread whose call is observed, or 0. Functions that this call calls are observed as parts of
+it.
+"""
 
 
 class Observed:
-    """A context in which what the calling thread runs is noted."""
+    """A context in which the calling thread is observed: its code and its calls of C functions are noted in a
+    world.
+    """
 
     def __init__(self, world: World) -> None:
         self._world, self._version = world, world.version
-        # Whether the garbage collector runs on the thread.
+        # Whether the garbage collector is running on the observed thread.
         self._is_collecting = False
         self._before = (
             dict(world.codes), set(world.names), world.is_dynamic, world.dynamic_classes, world.unseen
@@ -264,14 +276,16 @@ class Observed:
         sys.setprofile(profile)
 
     def _note_collection(self, phase: str, info: dict[str, Any]) -> None:
-        """Note that the garbage collector starts or stops: finalizers of objects are not the call's code."""
+        """Note that the garbage collector starts or stops. Finalizers that run meanwhile are not the call's
+        code.
+        """
         if threading.get_ident() == observing:
             self._is_collecting = phase == "start"
 
     def __exit__(self, *exception: object) -> None:
         global observing
         sys.setprofile(None)
-        with contextlib.suppress(ValueError):  # the call has changed the list
+        with contextlib.suppress(ValueError):  # the call has removed the callback
             gc.callbacks.remove(self._note_collection)
         observing = 0
         world = self._world
@@ -284,15 +298,15 @@ class Observed:
 
 
 def is_librarys(code: types.CodeType) -> bool:
-    """Whether code is that of an installed package or of the standard library."""
+    """Whether code belongs to an installed package or to the standard library."""
     return code.co_filename.startswith(_LIBRARIES)
 
 
 def is_torchs(code: types.CodeType) -> bool:
-    """Whether code is PyTorch's."""
+    """Whether code belongs to PyTorch."""
     return code.co_filename.startswith(_TORCH)
 
 
 def is_observable() -> bool:
-    """Whether no other profiler is active, which this one would replace."""
+    """Whether no other profiler is active. Observing a call would replace the other profiler's hook."""
     return sys.getprofile() is None

@@ -1,4 +1,4 @@
-"""Places of values in a program's state: in a followed call, a number that varies is put in its place."""
+"""The places of values in a program's state, where a followed call gets its numbers that vary."""
 
 import types
 from dataclasses import dataclass
@@ -10,18 +10,20 @@ from torch_tandem._functions.state import IMMUTABLE, State
 
 @dataclass(slots=True)
 class Place:
-    """A place of a value: a dict or list with a key, the cell of a variable, or a tuple with its place."""
+    """The place of a value: a key of a dict or list, the cell of a variable, or an index of a tuple at the
+    place `within`.
+    """
 
     holder: Any
     key: Any
     within: "Place | None" = None
 
     def root(self) -> "Place":
-        """The place that changes if something else is put here: that of the outermost tuple, or this one."""
+        """The place to write if a value is put here: this place or, within tuples, the outermost tuple's."""
         return self.within.root() if self.within else self
 
     def read(self) -> Any:
-        """Return what is there."""
+        """Return the value at this place."""
         if self.within:
             return self.within.read()[self.key]
         if type(self.holder) is types.CellType:
@@ -29,7 +31,7 @@ class Place:
         return (dict if issubclass(type(self.holder), dict) else list).__getitem__(self.holder, self.key)
 
     def write(self, value: Any) -> None:
-        """Put another value there."""
+        """Put another value at this place."""
         if self.within:
             items = self.within.read()
             self.within.write((*items[: self.key], value, *items[self.key + 1 :]))
@@ -41,7 +43,9 @@ class Place:
 
 
 def place_of(state: State, number: int, objects: list) -> Place | None:
-    """Where a value is in a call with these objects as arguments, if it can be replaced there."""
+    """The place of a state's value in a call with these objects as arguments, or None if it cannot be
+    replaced.
+    """
     value = state.values[number]
     try:
         holder = _reach(state, value.parent, objects)
@@ -61,7 +65,7 @@ def place_of(state: State, number: int, objects: list) -> Place | None:
 
 
 def release_numbers(state: State, objects: list) -> None:
-    """Put plain floats in place of the numbers that a followed call has kept."""
+    """Replace the `Number` objects that a followed call has left in the program's state by plain floats."""
     for number in state.kept_numbers:
         if place := place_of(state, number, objects):
             place.write(float.__pos__(place.read()))
@@ -69,7 +73,7 @@ def release_numbers(state: State, objects: list) -> None:
 
 
 def _reach(state: State, number: int, objects: list) -> Any:
-    """The object that a value is now."""
+    """The object that is now at the place of a state's value."""
     value = state.values[number]
     match value.access:
         case "r":

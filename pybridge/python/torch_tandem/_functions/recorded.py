@@ -1,4 +1,4 @@
-"""The data of functions: recorded calls, the graphs that replay them, and the attempts to make one."""
+"""The data of functions: recorded calls, the graphs that replay them, and the attempts to make a graph."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from torch_tandem._functions.concrete import Spec
 from torch_tandem._functions.state import Path, State
 from torch_tandem._functions.varying import Followed
 
-# Number of recorded calls, none of which reads a value or equals two others, after which a function rests.
+# Number of recorded calls of a key before a rest, if none of them reads a value and no three are equal.
 PATIENCE = 16
 
 
@@ -23,14 +23,14 @@ class Recorded:
     state: State
     spec: Any
     constants: list
-    # The values that the call itself has changed, with their labels.
+    # Values of the state that the call itself has changed, with their labels.
     written: dict[Path, str]
     inputs: list[Spec]
     outputs: list[Spec]
-    # Its backward passes and how to make the call again, if a result requires grad.
+    # The call's backward passes, and its arguments for making it again; None if no result requires grad.
     passes: Passes | None = None
     call: Call | None = None
-    # Its numbers, if some of them vary.
+    # The call's numbers that vary and are followed, if there are any.
     followed: Followed | None = None
     equal: int = 1
 
@@ -47,17 +47,19 @@ class Graph:
     steps: bool
     # Number of values that the call reads.
     reads: int
-    # Replays until the next audit, or -1 for no more; and their number between the last two audits.
+    # Number of replays until the next audit, or -1 if there will be none; and the number between the last two
+    # audits.
     left: int
     period: int
-    # Replays since the last audit that passed, and all.
+    # Number of replays since the last audit that passed, and of all replays.
     suspect: int = 0
     replayed: int = 0
-    # For the recordings of other graphs that do the same up to a value: the number of this value.
+    # Graphs that issue the same operators up to a value which they read differently: the number of this
+    # value, by the id of the other recording.
     partings: dict[int, int] = field(default_factory=dict)
-    # The backward passes that are replayed, if a result requires grad.
+    # The backward passes that are replayed; empty if no result requires grad.
     backwards: list[int] = field(default_factory=list)
-    # The audited call whose backward pass has not been compared.
+    # The latest audited call, if its backward pass has not been compared.
     audited: int | None = None
     # Whether the call changes tensors that existed before, or draws random numbers.
     changes: bool = True
@@ -68,19 +70,20 @@ class Attempts:
     """The calls of one key so far."""
 
     recorded: list[Recorded] = field(default_factory=list)
-    # Calls that were compared since the last rest, and calls that could not be recorded.
+    # Number of calls that were compared, and of calls that could not be recorded, since the last rest or
+    # graph.
     tries: int = 0
     new: int = 0
-    # Calls that are not recorded before the next attempt, and those of the next rest.
+    # Number of calls left in the current rest, in which none is recorded, and the length of the next rest.
     rest: int = 0
     next_rest: int = PATIENCE
     reason: str = "it has not been called three times"
-    # Graphs whose state was not found again at once.
+    # Number of graphs whose state had already changed when they were made.
     vain: int = 0
 
 
 def builder(recorded: Recorded) -> Callable[[list], Any]:
-    """A function that makes the result of a call from its tensors."""
+    """Return a function that makes the result of a replayed call from its tensors."""
     spec, constants = recorded.spec, recorded.constants
     if len(constants) == 1 and spec.is_leaf():
         if type(constants[0]) is Hole:

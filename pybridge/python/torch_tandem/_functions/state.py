@@ -1,6 +1,7 @@
-"""The state of a program that a call of a function could read, and its comparison with a later one.
+"""The state of a program that a call of a function could read, and its comparison with the state at a later
+call.
 
-`walk.py` lists it: values that can be compared, and objects whose identity can.
+`walk.py` lists the state: values that can be compared, and objects that can be told apart by their identity.
 """
 
 import re
@@ -27,13 +28,17 @@ Path = tuple
 
 @dataclass(slots=True)
 class Value:
-    """A value of a state: how it is reached and what is expected, in the letters of `_core.StateCheck`.
+    """A value of a state: the access by which it is reached, and what it is expected to be.
 
-    Access: `r` an object, `w` the referent of a weak reference, `o` an argument by its number, `k` a value of
-    a dict by its key, `a` an attribute in C, `d` the dict of attributes, `i` an item, `p` a key or value of a
-    dict, `c` the result of a function. Expected: `*` anything, `0` nothing, `s` an object, `w` a referent,
-    `=` an equal value, `t` an object of a type, `l` a sequence or a dict of a type and length, `&` an object
-    that was met.
+    Both are letters of `_core.StateCheck`.
+
+    - Access: `r` an object, `w` the referent of a weak reference, `o` an argument by its number, `k` a value
+      of a dict
+    by its key, `a` an attribute in C, `d` the dict of attributes, `i` an item, `p` a key or value of a dict,
+    `c` the result of a function.
+    - Expected: `*` anything, `0` nothing, `s` an object, `w` a referent, `=` an equal value, `t` an object of
+      a type,
+    `l` a sequence or a dict of a type and length, `&` an object that occurs earlier in the state.
     """
 
     access: str
@@ -42,9 +47,9 @@ class Value:
     kind: str
     expected: Any
     length: int
-    # How a user would write the last step of the access.
+    # The last step of the access, as a user would write it.
     label: str
-    # What tells the step from others of its parent.
+    # A value that is different for each step from the same parent.
     step: Hashable
 
 
@@ -53,20 +58,20 @@ class State:
     """The values that a function could read when it was called."""
 
     values: list[Value] = field(default_factory=list)
-    # Why it cannot be compared; empty if it can.
+    # The reason for which the state cannot be compared; empty if it can.
     refusal: str = ""
-    # The version of the world that it was listed with.
+    # The version of the function's world when the state was listed.
     version: int = 0
     # The ids of code objects whose functions the walk has met.
     explained: set[int] = field(default_factory=set)
     _holds: Callable[[list], int] | None = None
-    # Numbers that a followed call has put there, which are floats for everyone else.
+    # The numbers of values at which a followed call has left a `Number`. They are listed as plain floats.
     kept_numbers: list[int] = field(default_factory=list)
-    # The numbers of floats by their paths.
+    # The numbers of the values that are floats, by their paths.
     _paths: dict[Path, int] | None = None
 
     def holds(self, objects: list) -> bool:
-        """Whether the state is the same in a call with these objects as arguments."""
+        """Whether the state is unchanged for a call with these objects as arguments."""
         if self.refusal:
             return False
         if self._holds is None:
@@ -85,7 +90,7 @@ class State:
         self._holds = None
 
     def label(self, number: int) -> str:
-        """How a user would write the access to a value."""
+        """The access to a value, as a user would write it."""
         parts = []
         while number >= 0:
             parts.append(self.values[number].label)
@@ -93,7 +98,7 @@ class State:
         return readable("".join(reversed(parts)))
 
     def path(self, number: int) -> Path:
-        """What identifies a value among those of other states."""
+        """The path to a value, which identifies it among the values of other states."""
         steps: list[Hashable] = []
         while number >= 0:
             steps.append(self.values[number].step)
@@ -101,20 +106,20 @@ class State:
         return tuple(reversed(steps))
 
     def number_of(self, path: Path) -> int:
-        """The number of the value with a path, or -1."""
+        """The number of the float with this path, or -1."""
         if self._paths is None:
             self._paths = {self.path(i): i for i, v in enumerate(self.values) if type(v.expected) is float}
         return self._paths.get(path, -1)
 
     def types(self) -> Iterator[type]:
-        """The classes in the state, and those of objects that are known by their identity."""
+        """The classes in the state, and the classes of objects that are compared by identity."""
         for value in self.values:
             if value.kind in "sw":
                 found = value.expected() if value.kind == "w" else value.expected
                 yield found if issubclass(type(found), type) else type(found)
 
     def names_of_tensors(self) -> dict[int, str]:
-        """The labels of the tensors, by the ids of the objects."""
+        """The labels of the state's tensors, by their ids."""
         found: dict[int, str] = {}
         for i, value in enumerate(self.values):
             if value.kind == "w" and isinstance(tensor := value.expected(), torch.Tensor):
@@ -122,7 +127,7 @@ class State:
         return found
 
     def differences(self, other: "State") -> dict[Path, str]:
-        """The values that differ in another state, with their labels."""
+        """The values that differ between this state and another, with their labels."""
         if other is self:
             return {}
         index = {(v.parent, v.step): i for i, v in enumerate(self.values)}
@@ -145,9 +150,10 @@ class State:
         return found
 
     def check(self, without: set[Path]) -> Callable[[list], int]:
-        """Return a function of the call's objects that returns the first value that differs, or -1.
+        """Return a function of the call's objects that returns the number of the first value that differs, or
+        -1.
 
-        The values `without` are not compared, nor what they lead to.
+        The values at the paths `without`, and the values that these lead to, are not compared.
         """
         numbers: dict[int, int] = {-1: 0}
         left_out: set[int] = set()
@@ -192,5 +198,5 @@ _PARTS_OF_MODULES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]"
 
 
 def readable(label: str) -> str:
-    """Shorten the access to a module's parts to how users write it."""
+    """Shorten the access to a module's parts to the attributes that users write."""
     return _PARTS_OF_MODULES.sub(r".\1", label)

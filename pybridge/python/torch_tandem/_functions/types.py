@@ -1,4 +1,6 @@
-"""What type checkers know of `torch_tandem.function`: its results keep the signature of what it was given."""
+"""Types of `torch_tandem.function` for type checkers: a replayed function keeps the signature of the
+original.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, overload
@@ -26,7 +28,7 @@ class Options(TypedDict, total=False):
 
 
 class CacheInfo(NamedTuple):
-    """Counters of a function, as of `functools.lru_cache`: `hits` are the calls that were replayed."""
+    """Counters of a function, named as in `functools.lru_cache`: `hits` are the calls that were replayed."""
 
     hits: int
     misses: int
@@ -54,7 +56,7 @@ class Replayed(Protocol[P, R_co]):
 
 
 class Decorator(Protocol):
-    """`torch_tandem.function` with options alone."""
+    """The decorator that `torch_tandem.function` returns if it is called with options alone."""
 
     @overload
     def __call__(self, function: type[Module]) -> type[Module]: ...

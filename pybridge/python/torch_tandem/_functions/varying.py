@@ -1,4 +1,4 @@
-"""The numbers of a function's calls that vary: which they are, and how calls get them."""
+"""The numbers of a function's calls that vary: detecting them, and replacing them in a followed call."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,32 +15,33 @@ from torch_tandem._functions.observe import World, is_torchs
 from torch_tandem._functions.place import Place, place_of
 from torch_tandem._functions.state import Path, State
 
-# Modules whose types read a float without asking it.
+# Modules whose types read a float without calling a method of the float.
 _READERS = frozenset({"array", "ctypes", "decimal", "fractions", "numpy"})
 
 DIFFERS = "a number differs from call to call"
 
 
 class Varying:
-    """Which numbers of a function's calls vary: floats among its arguments, and floats in its state."""
+    """The numbers of a function's calls that vary: floats among its arguments, and floats in its state."""
 
     def __init__(self) -> None:
-        # Positions and names of arguments.
+        # Positions and names of the arguments that vary.
         self.arguments: frozenset[int | str] = frozenset()
         self.paths: dict[Path, str] = {}
-        # Why they cannot be followed; empty if they can. Each value is another kind of call then.
+        # The reason for which numbers cannot be followed; empty if they can. Calls with other values are then
+        # other kinds.
         self.refusal = ""
 
     def __bool__(self) -> bool:
         return bool(self.arguments or self.paths)
 
     def give_up(self, refusal: str) -> None:
-        """Let each value be a kind of its own from now on."""
+        """Follow no numbers from now on: calls with other values are other kinds of calls."""
         self.refusal = refusal.removeprefix(f"{DIFFERS}, and ")
         self.arguments, self.paths = frozenset(), {}
 
     def add_arguments(self, one: tuple, two: tuple) -> bool:
-        """Compare the arguments of two calls. Returns whether more of them vary than was known."""
+        """Compare the arguments of two calls. Returns whether another argument was found to vary."""
         if self.refusal:
             return False
         (args, kwargs), (other_args, other_kwargs) = one, two
@@ -54,7 +55,9 @@ class Varying:
         return len(self.arguments) > known
 
     def add_state(self, one: State, two: State, changed: dict[Path, str]) -> bool:
-        """Note what differs between two states, if it is floats alone. Returns whether it is new."""
+        """Note the values that differ between two states, if all are floats. Returns whether such values were
+        found.
+        """
         new = changed.keys() - self.paths.keys()
         if self.refusal or not new:
             return False
@@ -64,7 +67,9 @@ class Varying:
         return True
 
     def split(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, list[float]]:
-        """Take the numbers that vary out of the arguments of a call."""
+        """Replace the arguments that vary by a placeholder. Returns the positional and named arguments, and
+        the numbers.
+        """
         numbers: list[float] = []
 
         def taken(at: int | str, value: Any) -> Any:
@@ -77,7 +82,7 @@ class Varying:
         return rest, {name: taken(name, value) for name, value in kwargs.items()}, numbers
 
     def with_numbers(self, args: tuple, kwargs: dict, numbers: Iterator[Number]) -> tuple[tuple, dict]:
-        """Put numbers in place of those that vary."""
+        """Return the arguments of a call with `numbers` in place of the arguments that vary."""
 
         def put(at: int | str, value: Any) -> Any:
             return next(numbers) if at in self.arguments and type(value) is float else value
@@ -86,25 +91,27 @@ class Varying:
 
 
 class Followed:
-    """A recorded call whose numbers are followed."""
+    """The followed numbers of a recorded call."""
 
     def __init__(self, varying: Varying, state: State, objects: list, numbers: list[float]) -> None:
         self._varying, self._state = varying, state
         self.paths = frozenset(varying.paths)
-        # The values in the state that vary.
+        # The numbers of the state's values that vary.
         self._at = [state.number_of(path) for path in varying.paths]
         self._count = len(numbers)
         values = self._given(numbers, objects)
-        # Whether all numbers are floats in places where they can be replaced.
+        # Whether all numbers that vary are floats at places where they can be replaced.
         self.is_complete = values is not None
         self.tape = Tape(values or [])
-        # The fed numbers of the recorded operators, and for each the numbers of the tape that are equal.
+        # The fed numbers of the recorded operators, and for each the indices of the tape's numbers that are
+        # equal to it.
         self._fed: list[float | None] = []
         self._equal: list[frozenset[int]] = []
-        # Given numbers, and fed ones, that have differed in equal calls.
+        # Indices of given numbers, and places of fed ones, that have differed between equal calls.
         self.differed: frozenset[int] = frozenset()
         self.moved: frozenset[int] = frozenset()
-        # Fed numbers, with those of the tape that were equal in all of these calls.
+        # For places of fed numbers, the indices of the tape's numbers that were equal to it in all of these
+        # calls.
         self.links: dict[int, frozenset[int]] = {}
 
     def _places(self, objects: list) -> list[Place] | None:
@@ -112,7 +119,9 @@ class Followed:
         return None if None in places else places  # type: ignore[return-value]
 
     def _given(self, numbers: list[float], objects: list) -> list[float] | None:
-        """The numbers that a call is given, if they are all found."""
+        """The given numbers of a call: the arguments `numbers`, and the numbers in the state. None if one is
+        missing.
+        """
         places = self._places(objects)
         if places is None:
             return None
@@ -121,9 +130,9 @@ class Followed:
 
     @contextlib.contextmanager
     def given(self, args: tuple, kwargs: dict, objects: list) -> Iterator[tuple[tuple, dict]]:
-        """Give a call its numbers, in its arguments and in its state."""
+        """Put `Number` objects into the arguments and the state of a call, for the time of this context."""
         numbers = self.tape.numbers()
-        # What was replaced, by what.
+        # Places that were written, with the value before and the new one.
         replaced: list[tuple[Place, Any, Any]] = []
         try:
             for place, number in zip(self._places(objects) or [], numbers[self._count :], strict=True):
@@ -135,20 +144,24 @@ class Followed:
                 yield self._varying.with_numbers(args, kwargs, iter(numbers[: self._count]))
         finally:
             for root, before, by in reversed(replaced):
-                # What the call has replaced itself is an effect, which is seen in the state.
+                # A place that the call has written itself is left as it is. The comparison of states shows
+                # this effect.
                 with contextlib.suppress(LookupError, ValueError):
                     if root.read() is by:
                         root.write(before)
             self.tape.close()
 
     def end(self, recording: int) -> None:
-        """Look for the numbers among those that the recorded operators were fed."""
+        """Find the fed numbers of the recorded operators that equal numbers of the tape."""
         self._fed = _core.numbers_of(recording)
         self._equal = self.tape.places(self._fed)
         self.links = {i: equal for i, equal in enumerate(self._equal) if equal}
 
     def match(self, later: "Followed") -> str:
-        """Compare the numbers of a later call, which gets the links of both. Returns how they differ."""
+        """Compare the numbers of this call with a later one's. Returns the difference, or "".
+
+        The later call gets the links that hold in both calls.
+        """
         if not self.tape.computes_as(later.tape) or self.paths != later.paths:
             return "Python computes something else with numbers that vary, or compares them otherwise"
         if not all(map(is_alike, self.tape.values, later.tape.values)):
@@ -158,7 +171,7 @@ class Followed:
             if equal := self.links.get(i, frozenset()) & later._equal[i]:
                 links[i] = equal
             if i in self.moved or not (x is None or y is None or is_same(x, y)):
-                # Without a link, it is a difference between the operators.
+                # A fed number that differs without a link is found by the comparison of operators.
                 if equal:
                     moved.add(i)
                 elif i in self.moved:
@@ -169,15 +182,17 @@ class Followed:
         return ""
 
     def widen(self, equal: "Followed") -> None:
-        """Take over what an equal call has shown."""
+        """Take over the links of an equal call, and the numbers that have differed in it."""
         self.differed, self.moved, self.links = equal.differed, equal.moved, equal.links
 
     def beyond(self, known: "Followed") -> str | None:
-        """How the numbers of a call differ from those that a replay would have fed, or None."""
+        """The difference between this call's fed numbers and the ones that a replay of `known` feeds, or
+        None.
+        """
         return "an operator is fed a number that had not varied before" if self.moved - known.moved else None
 
     def without_numbers(self, result: Any) -> Any:
-        """The result of a call with plain floats, whose values then count."""
+        """Return a call's result with plain floats for its numbers. The call then depends on their values."""
         leaves, spec = _pytree.tree_flatten(result)
         numbers = [leaf for leaf in leaves if type(leaf) is Number]
         if not numbers:
@@ -186,7 +201,7 @@ class Followed:
         return _pytree.tree_unflatten(map(plain, leaves), spec)
 
     def refusal(self, recording: int, reads: int, has_backward: bool, reader: str) -> str:
-        """Why the numbers of a recorded call cannot be followed; empty if they can."""
+        """The reason for which the numbers of a recorded call cannot be followed; empty if they can."""
         if reader:
             return f"{reader} may read it"
         if torch.ops.torch_tandem.uses_made_values(recording):
@@ -196,7 +211,9 @@ class Followed:
         return "its backward pass runs outside of the call" if has_backward else ""
 
     def values(self, numbers: list[float], objects: list) -> list[tuple[int, float]] | None:
-        """What a replay feeds, by place; None if the call may go another way than the recorded one."""
+        """The places and values that a replay feeds; None if the numbers may lead to other operators than the
+        recorded ones.
+        """
         given = self._given(numbers, objects)
         if given is None or len(given) != self.tape.given:
             return None
@@ -210,7 +227,8 @@ class Followed:
         for place, links in self.links.items():
             first, *others = (values[i] for i in links)
             if place not in self.moved:
-                # It may be one of these, or another number.
+                # This fed number has not varied yet: it may come from one of the linked numbers, or be a
+                # constant.
                 others.append(self._fed[place])  # type: ignore[arg-type]
             if not all(is_same(first, other) for other in others):
                 return None
@@ -220,7 +238,7 @@ class Followed:
 
 
 def floats_of(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The floats among the arguments of a call, None for others."""
+    """The arguments of a call, with None in place of values other than floats."""
 
     def float_of(value: Any) -> float | None:
         return value if type(value) is float else None
@@ -229,7 +247,7 @@ def floats_of(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def unfollowed(world: World, state: State) -> str:
-    """What code that has run may do to a number that a `Number` does not see; empty if there is nothing."""
+    """A use of a number, in the code that has run, that a `Number` cannot notice; empty if there is none."""
     formats = any("%" in value.expected for value in state.values if type(value.expected) is str)
     for code, _ in world.codes.values():
         if is_torchs(code):
@@ -247,5 +265,5 @@ def unfollowed(world: World, state: State) -> str:
 
 
 def plain(leaf: Any) -> Any:
-    """A result of a call, without its tape."""
+    """Return a result of a call, as a plain float if it is a `Number`."""
     return float.__pos__(leaf) if type(leaf) is Number else leaf

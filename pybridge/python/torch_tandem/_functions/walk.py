@@ -1,9 +1,9 @@
 """The walk that lists the state of a program which a call of a function could read.
 
-It begins at the code that the function's calls have run (`observe.py`). It follows the globals and closures
-of this code, the attributes that it names, and the items of containers, to values that can be compared and to
-objects whose identity can. An object of a type that is not known here cannot be compared, and refuses the
-function: nothing counts as equal that was not compared.
+The walk begins at the code that the function's calls have run (`observe.py`). It follows the globals and
+closures of this code, the attributes that the code names, and the items of containers, to values that can be
+compared and to objects that can be told apart by their identity. An object of a type that is not known here
+cannot be compared, and the function is then not replayed: nothing counts as equal that was not compared.
 """
 
 import array
@@ -35,12 +35,13 @@ from torch_tandem._functions.numbers import Number
 from torch_tandem._functions.observe import World, is_librarys
 from torch_tandem._functions.state import IMMUTABLE, State, Value
 
-# The largest state. A check takes about 10 ns a value, so this many take 1 ms before each call.
+# Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
+# call by 1 ms.
 LARGEST_STATE = 100_000
-# The largest contents that are compared byte by byte.
+# Maximum size of contents that are compared byte by byte, in bytes.
 LARGEST_BYTES = 1 << 16
 
-# Types of immutable values whose text says all.
+# Types of immutable values that are equal if their texts (`repr`) are.
 _SPELT = (
     complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
     datetime.tzinfo, uuid.UUID, pathlib.PurePath, re.Pattern, torch.finfo, torch.iinfo,
@@ -48,14 +49,15 @@ _SPELT = (
 # Containers whose items are listed by iterating over them.
 _LISTED = (set, frozenset, collections.deque)
 _BYTES = (bytearray, memoryview, array.array)
-# Types of objects that are known by their identity: they have no state that code without effects can read.
+# Types of objects that are compared by identity, because they have no state that code without effects can
+# read.
 _IDENTITIES = (
     types.CodeType, types.GenericAlias, types.UnionType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, type(collections.namedtuple("_N", "a").a),
 )  # fmt: skip
 _IDENTITY_NAMES = frozenset({"_thread.lock", "_thread.RLock", "_abc._abc_data"})
-# Attributes of C objects that are values of the program, by type.
+# Attributes of C objects that hold values of the program, by type.
 _PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (functools.partial, ("func", "args", "keywords")),
     (property, ("fget", "fset", "fdel")),
@@ -66,7 +68,7 @@ _PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (collections.deque, ("maxlen",)),
     (super, ("__self__", "__thisclass__")),
 )
-# Types of C whose objects have no state but their parts, items and attributes.
+# C types whose objects have no state besides their parts, items and attributes.
 _TRANSPARENT = (
     functools.partial, super, types.MethodType, property, staticmethod, classmethod, type, list, tuple, dict,
     types.SimpleNamespace,
@@ -75,7 +77,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 class Unknown(Exception):
-    """A state that cannot be compared; the text says why, for users."""
+    """A state that cannot be compared. The text, which is shown to users, says why."""
 
 
 # --- contents that are read by iterating or copying: the functions run before each replay --------------
@@ -92,9 +94,10 @@ def _cached(value: Any) -> tuple:
         if type(part) is not dict:
             found.append(part)
         elif part is not value.__dict__:
-            # A bounded cache has links, whose keys and values are referents themselves.
+            # The dict of a bounded cache has links as values. They are skipped, since their keys and values
+            # are referents of the cache object itself.
             found += [i for i in (*part, *part.values()) if type(i).__name__ != "_lru_list_elem"]
-    # The order of a bounded cache is that of the last uses.
+    # A bounded cache is ordered by its last uses, which are no part of its contents.
     return tuple(sorted(found, key=id))
 
 
@@ -119,7 +122,7 @@ def _reduced(value: Any) -> Any:
 
 
 def _of_base(value: Any) -> Any:
-    """The value of an object of a subclass of a built-in type."""
+    """The text of the built-in value in an object of a subclass of a built-in type."""
     for base in (bool, int, float, complex, str, bytes):
         if isinstance(value, base):
             text = base.__repr__(value)
@@ -140,7 +143,8 @@ class _Walk:
         self.world = world
         self.state = State(version=world.version)
         self.values = self.state.values
-        # Values by the ids of objects that were met; `kept` keeps these alive.
+        # Numbers of values, by the ids of the objects that were met. `kept` keeps the objects alive, so that
+        # ids stay unique.
         self.met: dict[int, int] = {}
         self.kept: list[Any] = []
         self.queue: collections.deque[tuple[int, Any]] = collections.deque()
@@ -148,7 +152,7 @@ class _Walk:
         self.names = world.attributes()
         self.classes: set[type] = set()
         self.dicts: dict[int, int] = {}
-        # Modules whose members may be read by any name.
+        # Modules that code uses as values, so that it may read their members under any name.
         self.escaped: list[types.ModuleType] = []
 
     # --- values --------------------------------------------------------------------------------------------
@@ -165,10 +169,11 @@ class _Walk:
         chained: bool = False,
         called: bool = False,
     ) -> int:
-        """List a value, and follow it later. Without `exact` nothing is expected of it.
+        """List a value, and queue it so that the walk follows it. Returns the value's number.
 
-        The members of a module that code reads are known if it is `chained`. A C function that is only
-        `called` is seen when it is.
+        - `exact`: whether a check compares the value.
+        - `chained`: whether code only reads known members of the value, if it is a module.
+        - `called`: whether code only calls the value. Calls of C functions are observed.
         """
         if len(self.values) >= LARGEST_STATE:
             raise Unknown(
@@ -197,7 +202,7 @@ class _Walk:
             return "&", None, self.met[id(value)]
         self.met[id(value)] = len(self.values)
         self.kept.append(value)
-        # `isinstance` would ask the object, which may be a proxy.
+        # `isinstance` would read `__class__` of the object, which may be a proxy that runs code.
         if issubclass(kind, (list, tuple)):
             return "l", kind, kind.__len__(value) if kind in (list, tuple) else len(list(_iterated(value)))
         if issubclass(kind, dict):
@@ -214,12 +219,12 @@ class _Walk:
             return ("t", kind, 0) if _is_pythons(kind) else ("s", value, 0)
 
     def root(self, label: str, value: Any) -> int:
-        """List an object that the check holds, and return its number."""
+        """List an object to which the check holds a reference, and return its number."""
         known = self.met.get(id(value))
         return known if known is not None else self.add("r", -1, value, label, ("r", id(value)), value)
 
     def space(self, label: str, namespace: dict) -> int:
-        """List a dict that is looked up by keys."""
+        """List a dict of which single keys are looked up, and return its number."""
         if id(namespace) not in self.dicts:
             self.kept.append(namespace)
             step = ("r", id(namespace))
@@ -229,7 +234,7 @@ class _Walk:
     def key(
         self, at: int, namespace: dict, key: Any, label: str, chained: bool = False, called: bool = False
     ) -> None:
-        """List a value of a dict by its key, or its absence."""
+        """List the value of a dict at a key, or its absence."""
         step = ("k", key)
         if (at, step) in self.steps:
             return
@@ -253,7 +258,9 @@ class _Walk:
             self.add("i", at, i, label.format(i), ("i", i), item)
 
     def pairs(self, at: int, value: dict, follows: Callable[[Any], bool] | None, label: str) -> None:
-        """List the keys and values of a dict in order; only the values that are followed are compared."""
+        """List the keys and values of a dict in order. Only the values whose keys `follows` accepts are
+        compared.
+        """
         for i, (key, item) in enumerate(list(dict.items(value))):
             name = key if type(key) in IMMUTABLE else _name_of_object(key)
             text = label.format(name if label[0] == "." else repr(name) if type(key) is str else name)
@@ -261,7 +268,7 @@ class _Walk:
             self.add("p", at, None, f" key {name}", ("key", i), key)
             self.add("p", at, None, text, ("value", step), item, exact=follows is None or follows(key))
 
-    # --- what values lead to -------------------------------------------------------------------------------
+    # --- the parts of values -------------------------------------------------------------------------------
 
     def run(self) -> None:
         while True:
@@ -278,7 +285,7 @@ class _Walk:
     def within(self, at: int, value: Any) -> None:
         kind = type(value)
         if value is sys.modules or issubclass(kind, (typing.TypeVar, typing.ParamSpec)):
-            return None  # what is imported stays, and variables of types are known by their identity
+            return None  # modules stay imported, and type variables are compared by identity
         if issubclass(kind, torch.Tensor):
             return self.tensor(at, value)
         if issubclass(kind, types.FunctionType):
@@ -288,11 +295,11 @@ class _Walk:
                 self.attribute(at, "__self__", value.__self__, "")
             return None
         if issubclass(kind, types.ModuleType):
-            return None  # its members are listed where they are named
+            return None  # the code that names a member lists it
         if issubclass(kind, type):
             return self.class_of(at, value)
         if kind.__module__.startswith("torch_tandem"):
-            # Functions count their own calls; what they wrap is followed.
+            # A `Function` counts its own calls, which does not matter. Only the wrapped callable is followed.
             if "_function" in vars(value):
                 inside = self.add("d", at, None, "", ("d",), vars(value), exact=False)
                 self.key(inside, vars(value), "_function", "")
@@ -366,13 +373,14 @@ class _Walk:
             self.foreign(at, value, type(value))
 
     def foreign(self, at: int, value: Any, kind: type) -> None:
-        """Look at an object whose type is implemented in C, or has a base class that is."""
+        """Accept or refuse an object, given its type or base class `kind` that is implemented in C."""
         name = f"{kind.__module__}.{kind.__qualname__}"
         if kind is object or issubclass(kind, _IDENTITIES) or name in _IDENTITY_NAMES:
             return
         if kind.__module__.partition(".")[0] == "torch" or self.is_torchs(at):
             return
-        # What is written to a file is an effect, which is seen when it is called.
+        # The contents of a file that is only written need no comparison: writing is an effect, which the
+        # observer notes.
         if kind.__module__ == "_io" and not value.closed and not value.readable():
             return self.attribute(at, "closed", False)
         raise Unknown(
@@ -381,7 +389,9 @@ class _Walk:
         )
 
     def is_torchs(self, at: int) -> bool:
-        """Whether a value is reached from a global of PyTorch's, whose caches and counters do not matter."""
+        """Whether a value is reached from a global of PyTorch. PyTorch's own caches and counters do not
+        matter.
+        """
         while self.values[at].parent >= 0:
             at = self.values[at].parent
         return self.values[at].label.startswith("torch")
@@ -400,7 +410,7 @@ class _Walk:
 
     def function(self, at: int, value: types.FunctionType) -> None:
         code = value.__code__
-        # A library's function has attributes only if it was given some.
+        # A library's function has an empty `__dict__`, unless somebody has set attributes of the function.
         if value.__dict__ or not is_librarys(code):
             self.attributes(at, _core.attributes_of(value))
         if not self.world.has(code):
@@ -425,7 +435,7 @@ class _Walk:
             self.absent(at, "cell_contents", name)
 
     def builtin(self, at: int, value: types.BuiltinFunctionType) -> None:
-        """Look at a C function that may be called where that is not seen, as by `map`."""
+        """Accept or refuse a C function that other C code, such as `map`, may call without being observed."""
         if callables.finding(value) == callables.Finding.UNKNOWN and not self.is_torchs(at):
             raise Unknown(
                 f"{self.state.label(at)} is {callables.name_of(value)}, which may depend on what Tandem "
@@ -433,7 +443,9 @@ class _Walk:
             )
 
     def attributes(self, at: int, attributes: dict, kind: type = object) -> None:
-        """List the attributes of an object: all names in order, and the values of those that code names."""
+        """List the attributes of an object: all names in order, and the values of the attributes that code
+        names.
+        """
         inside = self.add("d", at, None, "", ("d",), attributes, exact=False)
         entry = self.values[inside]
         entry.kind, entry.expected, entry.length = "l", dict, len(attributes)
@@ -463,7 +475,7 @@ class _Walk:
             self.root(_name_of_class(kind), kind)
 
     def class_of(self, at: int, value: type) -> None:
-        """List the members of a class and its bases that code names, and the code that ran."""
+        """List the members of a class and of its bases that code names or that are code which ran."""
         if not _is_pythons(value):
             if not callables.is_known_type(value):
                 raise Unknown(
@@ -497,7 +509,7 @@ class _Walk:
                 self.key(inside, members, name, f".{name}")
 
     def has_run(self, item: Any) -> bool:
-        """Whether a member of a class is code that ran."""
+        """Whether a member of a class has code that ran."""
         parts = (item, *(getattr(item, name, None) for name in ("__func__", "fget", "fset", "func")))
         for part in parts:
             if isinstance(part, types.FunctionType):
@@ -511,7 +523,7 @@ class _Walk:
     # --- code ----------------------------------------------------------------------------------------------
 
     def globals_of(self, code: types.CodeType, namespace: dict) -> None:
-        """List the globals that code names."""
+        """List the globals that a code object names."""
         if (id(code), id(namespace)) in self.steps:
             return
         self.steps.add((id(code), id(namespace)))
@@ -534,7 +546,9 @@ class _Walk:
             self.imported(namespace, level, name, names)
 
     def chain(self, at: int, namespace: dict, name: str, label: str, rest: list[str], called: bool) -> None:
-        """List a name, and those that are read from it one after another as long as it is a module."""
+        """List a name of a namespace. If its value is a module, also list the names in `rest`, each read from
+        the one before.
+        """
         value = namespace.get(name)
         is_module = issubclass(type(value), types.ModuleType)
         self.key(at, namespace, name, label, chained=is_module and bool(rest), called=called and not rest)
@@ -548,7 +562,7 @@ class _Walk:
             self.chain(inside, members, rest[0], f".{rest[0]}", rest[1:], called)
 
     def imported(self, namespace: dict, level: int, name: str, names: tuple[str, ...]) -> None:
-        """List what an import statement reads."""
+        """List the modules and members that an import statement reads."""
         if level:
             package = (namespace.get("__package__") or "").rsplit(".", level - 1)[0]
             name = f"{package}.{name}" if name else package
@@ -561,7 +575,7 @@ class _Walk:
 
 
 def _name_of_class(kind: type) -> str:
-    """How users write a class; with its module if it is PyTorch's."""
+    """The name of a class as users write it, with the module for a class of PyTorch."""
     is_torchs = kind.__module__.partition(".")[0] == "torch"
     return f"{kind.__module__}.{kind.__qualname__}" if is_torchs else kind.__qualname__
 
@@ -571,7 +585,7 @@ def _name_of_object(value: Any) -> str:
 
 
 def _strings(value: Any) -> Iterator[list[str]]:
-    """The strings in a tree of tuples."""
+    """The strings in a tree of tuples and lists, each in a list of its own."""
     if isinstance(value, str):
         yield [value]
     elif isinstance(value, (tuple, list)):
@@ -605,7 +619,7 @@ def _builtins(namespace: dict) -> dict:
 
 
 def _members(kind: type) -> dict:
-    """The dict of a class's members, to which `__dict__` gives read-only access."""
+    """The dict of a class's members. `__dict__` only gives a read-only view of it."""
     [members] = [x for x in gc.get_referents(vars(kind)) if type(x) is dict]
     return members
 
@@ -615,7 +629,9 @@ _pythons: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
 
 
 def _is_pythons(kind: type) -> bool:
-    """Whether a class is defined in Python: its objects have attributes and slots, and no other state."""
+    """Whether a class is defined in Python, so that its objects have attributes and slots, and no other
+    state.
+    """
     known = _pythons.get(kind)
     if known is None:
         members = vars(kind)
@@ -634,7 +650,9 @@ def _is_pythons(kind: type) -> bool:
 
 
 def _prepare_names(walk: _Walk) -> None:
-    """Add the attributes that code reads from globals which are no modules."""
+    """Add the names of attributes that code reads from globals, or from members of modules, which are no
+    modules.
+    """
     for code, namespace in walk.world.codes.values():
         for name, *rest in bytecode.reads(code).globals:
             value = namespace.get(name)

@@ -1,4 +1,4 @@
-"""`torch_tandem.function`: functions, methods, modules and classes of modules as replayed ones."""
+"""`torch_tandem.function`: makes a function, a method, a module or a class of modules replay its calls."""
 
 import functools
 from collections.abc import Callable
@@ -32,13 +32,21 @@ def function(
 ) -> Any:
     """Wrap a function, a method or a module so that equal calls are replayed without running Python.
 
-    A call is replayed after three calls with equal arguments (tensors may have other values) and equal
-    state have issued the same operators on the same tensors. Then one call in `audit` runs Python and is
-    compared; by default, one in 8 at first and one in 1,024 later. If it differs, a warning says how, or an
-    error with `on_mismatch="raise"`. At most `max_graphs` kinds of calls are kept. `input_signature` has a
-    shape and a dtype for each tensor argument, such as `[((None, 3), torch.float32)]`; calls with others
-    raise a `TypeError`. Effects other than on tensors, such as prints, happen only in calls that run
-    Python. See docs/functions.md.
+    A call is replayed after three calls with equal arguments (tensors may have other values) and equal state
+    have issued the same operators on the same tensors. See docs/functions.md.
+
+    - `input_signature`: a shape and a dtype for each tensor argument, such as `[((None, 3), torch.float32)]`.
+      A call
+    with other tensors raises a `TypeError`.
+    - `audit`: one call in this many runs Python and is compared with the replayed ones. By default, one in 8
+      at first
+    and one in 1,024 later.
+    - `max_graphs`: the maximum number of kinds of calls that are kept.
+    - `on_mismatch`: whether an audited call that differs leads to a warning (`"warn"`) or an error
+      (`"raise"`).
+    - `effects`: with `"refuse"`, a call with effects other than on tensors, such as prints, is not replayed.
+      With
+    `"skip"` it is, and its effects happen only in calls that run Python.
     """
     make = functools.partial(
         Function,
@@ -52,7 +60,7 @@ def function(
 
 
 def wrap(function: Any, make: Callable[[Callable], Function]) -> Any:
-    """Wrap a function, a method, a module or a class of modules in what `make` makes of a callable."""
+    """Wrap a function, a method, a module or a class of modules. `make` makes a `Function` of a callable."""
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(make(function.__func__))
     if isinstance(function, torch.nn.Module) and not isinstance(function, torch.jit.ScriptModule):
