@@ -4,7 +4,7 @@ import os
 
 
 def autoload() -> None:
-    """Entry point that torch calls. Failures are warnings: an exception would make `import torch` fail."""
+    """The entry point that torch calls. It turns a failure into a warning, so that `import torch` works."""
     wanted = os.environ.get("TANDEM_AUTOLOAD")
     if wanted not in ("1", "cuda"):
         return

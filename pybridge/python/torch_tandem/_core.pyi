@@ -7,10 +7,10 @@ from typing import Any, Literal
 from torch_tandem._report.types import Adapter, CoreReport, Graphs, MemorySnapshot, Mode, Timeline
 
 def connect(core: str, shim: Path) -> None:
-    """Load the C++ shim in file `shim` and connect it to this module, whose file is `core`."""
+    """Load the C++ shim from the file `shim` and connect it to this module, which is the file `core`."""
 
 def init() -> None:
-    """Register hooks, kernels, generator and allocator. To be called once, after `import torch`."""
+    """Register hooks, kernels, the generator and the allocator. Must be called once, after `import torch`."""
 
 def synchronize() -> None:
     """Wait for all pending work, and raise the first exception of an op that nothing has read yet."""
@@ -28,11 +28,11 @@ def in_bad_fork() -> bool:
     """Whether this process is a forked child, which cannot use the device."""
 
 def device_count() -> int:
-    """Number of devices that TANDEM_DEVICE lists; 1 if it is not a list."""
+    """Number of devices in TANDEM_DEVICE, which is 1 unless the variable is a list."""
 
 def current_device() -> int: ...
 def set_device(device: int) -> None:
-    """Make a device the current one of this thread. The device must exist."""
+    """Make a device the current device of this thread. The device must exist."""
 
 def memory_allocated(device: int = 0) -> int: ...
 def max_memory_allocated(device: int = 0) -> int: ...
@@ -42,42 +42,42 @@ def host_memory() -> tuple[int, int]:
 
 def empty_cache() -> None: ...
 def record_memory(most: int | None, stacks: bool, clear: bool) -> None:
-    """Record the history of storages, of at most `most` changes, or end the recording if `most` is None."""
+    """Record the history of storages, at most `most` changes of it. If `most` is None, end the recording."""
 
 def memory_snapshot() -> MemorySnapshot: ...
 def list_devices() -> list[Adapter]: ...
 def open_devices() -> tuple[Literal["cpu", "gpu", "none"], list[str]]:
-    """Open the devices. Return the executor's name, and those of the graphics adapters that it uses."""
+    """Open the devices. Return the name of the executor and the names of the graphics adapters in use."""
 
 def lose_device(device: int = 0) -> None:
     """Put a GPU into the state of a lost device, for tests."""
 
 def fail_allocation(n: int) -> int:
-    """Make the n-th allocation of host memory for Tandem from now on fail, for tests; none if n is 0.
+    """Make an allocation of host memory for Tandem fail, for tests: the n-th from now on, or none if n is 0.
 
-    Return the remaining count of the previous call: 0 if its allocation has failed.
+    Return the count that was left from the previous call, which is 0 if its allocation has failed.
     """
 
 def mark_step() -> None:
     """End an iteration."""
 
 def refusal(recording: int) -> tuple[str, bool] | None:
-    """Why a recorded call cannot be replayed, and whether a later one may have no such reason."""
+    """The reason for which a recorded call cannot be replayed, and whether a later call may lack it."""
 
 def unequal(one: int, two: int, free: Sequence[int] = ...) -> str | None:
-    """How the ops of two recorded calls differ. Fed numbers at the places `free` may differ."""
+    """How the ops of two recorded calls differ, as a text, or None. Fed numbers at `free` may differ."""
 
 def numbers_of(recording: int) -> list[float | None]:
-    """Fed numbers of a recorded call: those of ops, then host tensors of one element.
+    """The numbers that a recorded call feeds: first to ops, then as host tensors of one element.
 
-    None stands for what cannot be replaced.
+    The index of a number is its place. A number that cannot be replaced is None.
     """
 
 def set_numbers(recording: int, numbers: Sequence[tuple[int, float]]) -> None:
-    """Replace fed numbers of a recorded call by their places."""
+    """Replace numbers that a recorded call feeds. Each pair is a place and the new number."""
 
 def parting(one: int, two: int) -> int | None:
-    """Number of the value at which two recorded calls part, if all before it is equal."""
+    """The number of the first value that two recorded calls read differently; None if they differ earlier."""
 
 def fetches_of(recording: int) -> int:
     """Number of values that a recorded call has read."""
@@ -96,17 +96,17 @@ def ends_of(recording: int) -> bool:
     """Whether iterations end within a recorded call."""
 
 def make_template(recording: int) -> bool:
-    """Make a recorded call a template. False if the graphs were forgotten since."""
+    """Make a recorded call a template for replays. Return False if the graphs have been forgotten."""
 
 def drop_recording(recording: int) -> None: ...
 def ignored_settings() -> list[str]: ...
 def set_mode(mode: Mode) -> None: ...
 def mode() -> Mode: ...
 def set_sync(on: bool) -> None:
-    """Wait after each op, so that the call of a failing op raises its exception."""
+    """With `on`, wait after each op, so that the call of a failing op raises its exception."""
 
 def report() -> CoreReport:
-    """Everything counted so far."""
+    """All counters of the report."""
 
 def reset() -> None:
     """Forget all traces."""
@@ -116,12 +116,12 @@ def enable_cuda_alias() -> None:
     """Make factories, guards and moves that name CUDA create tandem tensors. This cannot be undone."""
 
 def single_threaded_backward(on: bool) -> None:
-    """Make backward passes of the calling thread run on it, or on autograd's device threads if not `on`."""
+    """Make backward passes of the calling thread run on this thread, or on autograd's threads if not `on`."""
 
 def share_default_generator(generator: object, default: object) -> bool:
     """Make `generator` share the default CPU generator that `default` holds.
 
-    Return False, and do nothing, if `default` does not hold it.
+    Return False and change nothing if `default` does not hold the default CPU generator.
     """
 
 def after_fork_in_child() -> None:
@@ -137,19 +137,19 @@ def record(on: bool) -> None:
     """Record the timeline and measure each operator."""
 
 def symbolic(form: Literal["text", "dot", "svg"]) -> str:
-    """The symbolic graph, in the given form."""
+    """The symbolic graph in the given format."""
 
 def tracegraph_dot() -> str:
-    """The TraceGraph in Graphviz' language."""
+    """The TraceGraph in the language of Graphviz."""
 
 def time_torch_objects(times: int) -> float:
     """Mean time, in nanoseconds, that PyTorch takes to create and free a tensor and its storage."""
 
 def attributes_of(value: object) -> dict[str, Any] | None:
-    """The dict of the attributes that an object has itself, if it has one."""
+    """The `__dict__` of an object, read without running code; None if it has none."""
 
 class StateCheck:
-    """The comparison of a function's state with that of its recorded call (`pybridge/src/state.rs`)."""
+    """A comparison of the program's state with the state of a recorded call (`pybridge/src/state.rs`)."""
 
     def __init__(self, values: Sequence[tuple]) -> None: ...
     def __call__(self, arguments: list) -> int:

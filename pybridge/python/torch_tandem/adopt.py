@@ -3,9 +3,9 @@
 Adoption sets torch's default tensor type, from which the argument parser takes the device of a factory that
 is called without `device=`. Parameters and results of factories are then created on Tandem, and calls do not
 become slower (`torch.set_default_device` slows down every call). Data from NumPy or from files stays on the
-host, and is fed to ops that also have tandem tensors.
+host. Ops that read such data together with tandem tensors are fed with it.
 
-With `--adopt auto`, a program is adopted unless it chooses devices itself; see `_program/adoptable.py`.
+With `--adopt auto`, a program is adopted unless it chooses devices itself: see `_program/adoptable.py`.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ def install_unless_it_chooses(source: str) -> None:
 
 
 def _withdraw(place: str) -> None:
-    """Adopt no more tensors: a module names the host, and may compare it with the devices of tensors."""
+    """Adopt no more tensors, because a module names the host and may compare tensors' devices with it."""
     _allocate_on_host()
     notes.remove(_ADOPTED)
     notes.add(
@@ -106,7 +106,7 @@ def _withdraw(place: str) -> None:
 def install() -> None:
     """Adopt the tensors that the process creates from now on."""
     _allocate_on_tandem()
-    # Data loading workers have no GraphRunner, so they create host tensors, as they do without Tandem.
+    # Data loading workers have no GraphRunner. They create tensors on the host, as without Tandem.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_allocate_on_host)
     torch.Tensor.numpy = _numpy
@@ -124,9 +124,10 @@ _original_numpy = torch.Tensor.numpy
 
 
 def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-    """`Tensor.numpy`, which moves an adopted tensor to the host, where the array shares its memory.
+    """`Tensor.numpy`, which moves an adopted tensor to the host, where the array shares the tensor's memory.
 
-    If other tensors share it too, they stay, and the array is a read-only copy, so that writes to it raise.
+    If other tensors share this memory too, nothing moves. The array is then a read-only copy, so that writes
+    to it raise an error instead of being lost.
     """
     if self.device.type == "tandem" and not self.requires_grad and not has_aliases(self):
         move_to_host(self)
@@ -141,7 +142,7 @@ _original_array = torch.Tensor.__array__
 
 
 def _array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
-    """`Tensor.__array__`, which NumPy's functions call: as `_numpy`, unless a copy is wanted."""
+    """`Tensor.__array__`, which NumPy's functions call. Unless it copies, it moves tensors as `_numpy`."""
     is_copied = options.get("copy") or self.requires_grad
     if self.device.type == "tandem" and not is_copied and not has_aliases(self):
         move_to_host(self)
@@ -152,7 +153,10 @@ _original_pin_memory = torch.Tensor.pin_memory
 
 
 def _pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
-    """`Tensor.pin_memory`, which returns an adopted tensor itself: data loaders may have to pin batches."""
+    """`Tensor.pin_memory`, which returns an adopted tensor unchanged.
+
+    Data loaders may ask for pinned batches.
+    """
     return self if self.device.type == "tandem" else _original_pin_memory(self, *args)
 
 
@@ -160,20 +164,20 @@ _original_add_suffixes = torch._tensor_str._add_suffixes
 
 
 def _add_suffixes(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> str:
-    """Suffixes of printed tensors, without the device: adopted and host tensors print alike."""
+    """Add the suffixes of a printed tensor without its device, so that all tensors print alike."""
     return _original_add_suffixes(text, [s for s in suffixes if s != "device='cpu'"], *args, **kwargs)
 
 
 def _location(storage: Any) -> str | None:
-    """Location tag of adopted tensors in checkpoints: "cpu", as without Tandem."""
+    """Return the location of an adopted tensor in a checkpoint: "cpu", as without Tandem."""
     return "cpu" if storage.device.type == "tandem" else None
 
 
 def _keep_step_counts_on_host(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Move the step counts of an optimizer to the host.
 
-    Optimizers create them with `torch.tensor(0.0)`, intended for the host, and read them in every step. On
-    Tandem each read would be a fetch.
+    An optimizer creates its step counts with `torch.tensor(0.0)`, intended for the host, and reads them in
+    every step. On Tandem, each read would be a fetch.
     """
     seen = getattr(optimizer, "_tandem_states_seen", 0)
     if len(optimizer.state) == seen:
@@ -192,10 +196,10 @@ def _keep_step_counts_on_host(optimizer: torch.optim.Optimizer, args: Any, kwarg
 
 
 def _workers_read_host_tensors() -> None:
-    """Move tensors that data loading workers can read to the host before the workers start.
+    """Move tensors to the host that data loading workers can read, before the workers start.
 
-    A forked child cannot use the device. The Python tensor objects stay the same. Ops of the program that use
-    them afterwards are fed with host tensors.
+    A worker is a forked child, which cannot use the device. The Python tensor objects stay the same. Later
+    ops of the program that read these tensors are fed with host tensors.
     """
     loading = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
     original = loading.__init__
@@ -211,7 +215,7 @@ def _workers_read_host_tensors() -> None:
 
 
 def _reachable_tensors(roots: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that `roots` refer to through containers, attributes, closures and used globals."""
+    """Yield the tensors reachable from `roots` through containers, attributes, closures and used globals."""
     seen: set[int] = set()
     pending = [roots]
     while pending:
@@ -227,7 +231,7 @@ def _reachable_tensors(roots: Any) -> Iterator[torch.Tensor]:
             pending += [value.__globals__[name] for name in code.co_names if name in value.__globals__]
             pending += value.__defaults__ or ()
         elif isinstance(value, type):
-            # Classes of these libraries hold no tensors of the script.
+            # Classes of libraries hold no tensors of the script.
             if value.__module__.split(".")[0] not in _LIBRARIES:
                 pending += vars(value).values()
         elif not isinstance(value, types.ModuleType):

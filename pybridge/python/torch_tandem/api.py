@@ -42,16 +42,17 @@ def synchronize() -> None:
 
 
 def set_mode(mode: Mode) -> None:
-    """Set how operators run, from the next one on.
+    """Set how operators run, from the next operator on.
 
-    `"coexec"` traces, then co-executes. `"lazy"` does the same, but runs nothing until a value is needed.
-    `"trace"` runs every operator immediately, on the device, and records nothing.
+    - `"coexec"`: iterations are traced, then co-executed.
+    - `"lazy"`: as `"coexec"`, but nothing runs until the program needs a value.
+    - `"trace"`: every operator runs immediately on the device, and nothing is recorded.
     """
     _core.set_mode(mode)
 
 
 def mode() -> Mode:
-    """Return the mode, which `set_mode`, `TANDEM_MODE` or `tandem run --mode` has set."""
+    """Return the current mode. `set_mode`, `TANDEM_MODE` and `tandem run --mode` set it."""
     return _core.mode()
 
 
@@ -99,7 +100,8 @@ def explain() -> None:
 def save_report(path: str | os.PathLike[str]) -> None:
     """Write the report as a single HTML file that explains the program's speed. See docs/report.md.
 
-    The timeline and the kernels are those since `record()`. Without it the page lacks them, and says so.
+    The timeline and the times of kernels begin at the call of `record()`. Without this call, the page lacks
+    both and says so.
     """
     _core.drain()
     shown, timeline = report(), _core.timeline()
@@ -130,6 +132,6 @@ def save_graph(path: str | os.PathLike[str]) -> None:
 def record(on: bool = True) -> None:
     """Record the timeline and measure each kernel from now on, for `save_report` and `save_trace`.
 
-    It costs time, so it is off by default. `tandem run` does this itself if `--report` or `--trace` is given.
+    Recording costs time, so it is off by default. `tandem run` turns it on with `--report` or `--trace`.
     """
     _core.record(on)

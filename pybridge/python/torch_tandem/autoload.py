@@ -1,9 +1,9 @@
 """`tandem autoload on`: makes `import torch` register the tandem device.
 
 torch imports and calls every entry point of the group `torch.backends`, so every `import torch` loads the
-packages that declare one. torch-tandem declares none. `tandem autoload on` installs one as a separate
-distribution, which pip lists and uninstalls as torch-tandem-autoload, and which does no harm if torch-tandem
-is removed first. A process must still request the device with `TANDEM_AUTOLOAD=1`.
+packages that declare one. torch-tandem declares none. `tandem autoload on` installs an entry point as a
+distribution of its own, torch-tandem-autoload. pip lists and uninstalls this distribution, and it does no
+harm if torch-tandem is removed first. A process must still request the device with `TANDEM_AUTOLOAD=1`.
 """
 
 import shutil
@@ -22,7 +22,7 @@ METADATA["RECORD"] = "".join(f"{f},,\n" for f in (HOOK, *(f"{DIST_INFO}/{n}" for
 
 
 def site_packages() -> Path:
-    """Return the folder where torch-tandem is installed; an editable install has this file elsewhere."""
+    """Return the folder in which torch-tandem is installed, also for an editable install."""
     return Path(distribution("torch-tandem").locate_file(""))
 
 

@@ -14,7 +14,7 @@ from torch_tandem._startup import deferral, environment
 
 USAGE = "tandem run [options] (script.py | -m module) [arguments of the script]"
 GRAPHS = (".dot", ".svg", ".txt")
-"""Suffixes of files that the symbolic graph can be written to."""
+"""Suffixes of the files in which the symbolic graph can be stored."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     try:
         return commands[options.command](options)
-    except KeyboardInterrupt:  # a script's own has been shown
+    except KeyboardInterrupt:  # the interrupt of a script has been shown
         interrupt.end()
 
 
@@ -135,7 +135,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         description=_autoload.__doc__,
     )
     autoload.add_argument("state", nargs="?", choices=("on", "off", "status"), default="status")
-    # Options of torchrun are not known here, and may follow this command's own.
+    # Options of torchrun are unknown here, and may follow the options of `tandem launch`.
     end = _end_of_launch(argv) if argv[:1] == ["launch"] else len(argv)
     options, unknown = parser.parse_known_args(argv[:end])
     options.error = commands.choices[options.command].error
@@ -211,7 +211,7 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _autoload(options: argparse.Namespace) -> int:
-    """Let `import torch` register the device where TANDEM_AUTOLOAD is set, stop that, or print the state."""
+    """Turn autoloading on or off, or print its state. Autoloading lets `import torch` register the device."""
     from torch_tandem import autoload
 
     return autoload.main(options.state)
@@ -247,7 +247,7 @@ def _devices(options: argparse.Namespace) -> int:
 def _writable(path: str) -> str:
     """Return the absolute path of a file to write, which stays valid if the script changes the directory.
 
-    `%r` is the number of this rank.
+    In the path, `%r` stands for the number of this rank.
     """
     path = os.path.abspath(path.replace("%r", _rank()))
     folder = os.path.dirname(path)
@@ -307,8 +307,8 @@ def _run(options: argparse.Namespace) -> int:
         adopt.install_unless_it_chooses(script.source())
     process = os.getpid()
     status, error = scripts.run(script, args, tracebacks.hide_all_frames, code)
-    if os.getpid() == process:  # a child that the script forked also gets here
-        has_failed = isinstance(error, Exception)  # neither by sys.exit nor by Ctrl-C
+    if os.getpid() == process:  # a child that the script has forked also gets here
+        has_failed = isinstance(error, Exception)  # neither sys.exit nor Ctrl-C
         status = _finish(options, status, has_failed)
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -316,9 +316,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _finish(options: argparse.Namespace, status: int, has_failed: bool) -> int:
-    """Wait for pending work and write the reports. Return the exit status, 1 if something here fails.
+    """Wait for pending work and write the reports.
 
-    The summary, which would push a traceback off the screen, is left out if the script has failed.
+    Return the exit status, which is 1 if something here fails.
+
+    If the script has failed, the summary is left out, because it would push the traceback off the screen.
     """
     from torch_tandem import api
     from torch_tandem._report.summaries import summaries
@@ -344,7 +346,7 @@ def _finish(options: argparse.Namespace, status: int, has_failed: bool) -> int:
             status = status or 1
     if not options.quiet and not has_failed and _rank() == "0" and sys.stderr:
         scripts.write("", sys.stdout)  # so that the summary follows the script's output
-        # Nobody may read it.
+        # The reader of the pipe may have gone.
         with contextlib.suppress(OSError, ValueError):
             summaries().show(report, verbose=options.verbose)
     return status

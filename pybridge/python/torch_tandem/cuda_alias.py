@@ -1,7 +1,7 @@
 """The alias "cuda": a script that asks for a GPU runs on Tandem.
 
-The C++ side makes factories and moves that name CUDA create tandem tensors. This module replaces `torch.cuda`
-and related functions. Everything is replaced once, before the script starts, so calls have no overhead.
+In the shim, factories and moves that name CUDA create tandem tensors. This module replaces `torch.cuda` and
+related functions. Everything is replaced once, before the script starts, so calls have no overhead.
 
 Some differences remain (docs/cuda_alias.md lists affected libraries). `tensor.device` is `tandem:0`, so
 `tensor.device.type == "cuda"` and `tensor.device == torch.device("cuda:0")` are false. Raw pointers and CUDA
@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity
 
 from torch_tandem import _core, device, distributed
 
-# Names that are replaced in torch.cuda, and in its submodules that define them.
+# Names that are replaced in torch.cuda and in the submodule of torch.cuda that defines them.
 _DEVICE_NAMES = (
     "DeviceProperties",
     "Event",
@@ -100,7 +100,7 @@ def _torch_cuda() -> None:
         for module in (cuda, cuda.memory, cuda.random, cuda.streams):
             if module is cuda or hasattr(module, name):
                 setattr(module, name, getattr(device, name))
-    # Deprecated aliases in torch.cuda, and functions that have nothing to do here.
+    # Deprecated names in torch.cuda, and functions that do nothing on Tandem.
     cuda.memory_cached = device.memory_reserved
     cuda.max_memory_cached = device.max_memory_reserved
     cuda.reset_max_memory_allocated = device.reset_peak_memory_stats
@@ -113,7 +113,7 @@ def _torch_cuda() -> None:
 
 
 class _NoGraph:
-    """Placeholder for CUDA graphs; a class, because programs use the originals in annotations."""
+    """A placeholder for CUDA graphs. It is a class, because programs use the originals in annotations."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("Tandem has no CUDA graphs: it replays the program's operators by itself")
@@ -123,7 +123,7 @@ def _tensors() -> None:
     torch.Tensor.is_cuda = property(lambda self: self.device.type in ("tandem", "cuda"))
     original = torch.Tensor.cuda
 
-    # PyTorch takes an index for one of the accelerator's, which it then refuses.
+    # PyTorch takes an index for a device of the accelerator, and such a device is refused.
     @functools.wraps(original)
     def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
         return original(self, f"cuda:{device}" if isinstance(device, int) else device, *args, **kwargs)
@@ -143,7 +143,7 @@ def _as_tandem(name: Any) -> Any:
 def _generators() -> None:
     original = torch._C.Generator
 
-    # The C type is immutable, and isinstance must still accept the generators that it creates.
+    # PyTorch's C type is immutable, so a subclass takes its place. isinstance must accept its generators too.
     class GeneratorType(type(original)):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -158,7 +158,8 @@ def _generators() -> None:
 
 
 def _autocast() -> None:
-    # Operators on tandem tensors use the autocast state of "tandem" only, so "cuda" refers to that state.
+    # Operators on tandem tensors only use the autocast state of "tandem", so calls for "cuda" get and set
+    # this state.
     get_enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
     get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
 
@@ -199,7 +200,8 @@ def _checkpoints() -> None:
         if named is None:
             return None
         index = int(named[1] or 0)
-        # An index without a device becomes 0, so that checkpoints of machines with more devices load.
+        # An index without a device becomes 0, so that a checkpoint of a machine with more devices can be
+        # loaded.
         return storage.to(device=torch.device("tandem", index if index < device.device_count() else 0))
 
     torch.serialization.register_package(5, tag, restore)
@@ -216,7 +218,7 @@ def _data_parallel() -> None:
 
 
 def _profilers() -> None:
-    # Kernels are events of the device "tandem", so the activity and the device "cuda" refer to those.
+    # Kernels are events of the device "tandem", so the activity and the device "cuda" stand for tandem's.
     cuda, tandem = ProfilerActivity.CUDA, ProfilerActivity.PrivateUse1
 
     def renamed(activity: Any) -> Any:

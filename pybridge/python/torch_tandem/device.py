@@ -40,7 +40,7 @@ DoubleStorage = torch.DoubleStorage
 HalfStorage = torch.HalfStorage
 BFloat16Storage = torch.BFloat16Storage
 
-# On the cpu executor, the devices draw random numbers from PyTorch's default CPU generator.
+# The generator of each device is PyTorch's default CPU generator, from which the cpu executor draws.
 default_generators = (torch.default_generator,) * _core.device_count()
 
 
@@ -70,7 +70,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """Number of devices: as many as `TANDEM_DEVICE` lists, or 1; 0 in a forked child."""
+    """Return the number of devices in TANDEM_DEVICE, by default 1. In a forked child there are 0."""
     return _core.device_count() if is_available() else 0
 
 
@@ -85,7 +85,7 @@ def set_device(device: _Any) -> None:
 
 
 class device:
-    """Context manager that makes `device` current; with None it changes nothing."""
+    """A context manager that makes `device` current. With None, nothing changes."""
 
     def __init__(self, device: _Any) -> None:
         self.idx = _index_of(device)
@@ -100,7 +100,7 @@ class device:
 
 
 class device_of(device):
-    """Context manager that makes the device of `obj` current."""
+    """A context manager that makes the device of `obj` current."""
 
     def __init__(self, obj: _Any) -> None:
         super().__init__(obj.device if obj.device.type == "tandem" else None)
@@ -112,7 +112,7 @@ def _exchange_device(device: int) -> int:
     return previous
 
 
-# A function of its own: Dynamo tells the two apart by identity.
+# This is not an alias, because Dynamo tells the two functions apart by identity.
 def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)
 
@@ -144,12 +144,12 @@ class DeviceProperties:
     is_multi_gpu_board: int = 0
 
 
-# Programs that check the capability before they use 16-bit dtypes find them supported.
+# With this capability, programs that check it before they use 16-bit dtypes find them supported.
 _CAPABILITY = (8, 0)
 
 
 def get_device_name(device: _Any = None) -> str:
-    """Return a readable name of the device, with that of the graphics adapter if it is one."""
+    """Return a readable name of the device, with the name of the graphics adapter if there is one."""
     adapters = [] if _core.in_bad_fork() else _core.open_devices()[1]
     index = _index_of(device)
     return f"Tandem ({adapters[index] if index < len(adapters) else 'cpu'})"
@@ -240,5 +240,6 @@ def set_rng_state_all(new_states: _Iterable[torch.Tensor]) -> None:
         set_rng_state(state)
 
 
-# As those of torch.cuda. A script may call them where Dynamo cannot make tensors.
+# Dynamo does not trace the functions of torch.cuda either. A script may call them where Dynamo cannot make
+# tensors.
 _untraced(seed, seed_all, initial_seed, manual_seed, manual_seed_all, get_rng_state, set_rng_state)

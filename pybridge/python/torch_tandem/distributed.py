@@ -1,7 +1,7 @@
 """Backend `tandem` of torch.distributed: collectives on tandem tensors, which Gloo carries between the hosts.
 
-The kernels of the collectives are in the shim. They record operators that GraphRunner executes, and call the
-backend that is made here on copies of the tensors on the host.
+The kernels of the collectives are in the shim. A kernel records an operator. When GraphRunner executes the
+operator, it calls the Gloo backend, which is made here, on host copies of the tensors.
 """
 
 import functools
@@ -21,25 +21,25 @@ _MODULE = "torch.distributed.distributed_c10d"
 
 
 def install() -> None:
-    """Register the backend once torch.distributed is imported."""
+    """Register the backend when torch.distributed has been imported."""
     if torch.distributed.is_available():
         watch({_MODULE: _register})
 
 
 def register() -> None:
-    """Do nothing: PyTorch calls this entry point for an unknown backend, and the import registers it."""
+    """Do nothing. PyTorch calls this entry point, and importing this package has registered the backend."""
 
 
 def install_alias() -> None:
-    """Make `nccl` mean `tandem`."""
+    """Make the backend name `nccl` mean `tandem`."""
     if torch.distributed.is_available():
-        # FSDP compares the device that it is told with the parameters'.
+        # FSDP compares the device in its arguments with the devices of parameters.
         fsdp = functools.partial(_rename_devices, name="_get_device_from_device_id")
         watch({_MODULE: _alias, "torch.distributed.fsdp._init_utils": fsdp})
 
 
 def counters() -> list[Collective]:
-    """Return the counters of collectives by operator and line, those that took longest first."""
+    """Return the counters of collectives by operator and line, ordered by time, longest first."""
     rows = [line.split("\t") for line in torch.ops.torch_tandem.collectives().splitlines()]
     found = []
     for place, count, bytes, took, waited in rows:
@@ -71,7 +71,7 @@ def _register(c10d: ModuleType) -> None:
 
 
 def _name_the_default(c10d: ModuleType) -> None:
-    """Pass this backend where a program names none. Before 2.14, torch takes it for Gloo or NCCL."""
+    """Pass this backend if a program names none. Before 2.14, torch would choose Gloo or NCCL."""
     original = c10d.init_process_group
 
     @functools.wraps(original)
@@ -90,7 +90,7 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         raise RuntimeError(
             "torch.distributed on Tandem needs Gloo, which this build of PyTorch does not have"
         )
-    # torchrun keeps its store when it restarts ranks, with the addresses of those that have ended.
+    # When torchrun restarts ranks, its store keeps the addresses of the ranks that have ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
     gloo = torch.distributed.ProcessGroupGloo
@@ -101,7 +101,8 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         options._devices = [gloo.create_device(interface=name) for name in interfaces.split(",")]
     else:
         options._devices = [gloo.create_default_device()]
-    # Collectives run one after another. Two of PyTorch's threads write the last one's name without a lock.
+    # Collectives run one after another, on one thread: with two, PyTorch writes the last collective's name
+    # without a lock.
     options._threads = 1
     return gloo(store, rank, size, options)
 
@@ -109,7 +110,7 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def _alias(c10d: ModuleType) -> None:
     backend = c10d.Backend
     _register(c10d)
-    # Groups keep the name "nccl", which programs compare with. Device and backend are others.
+    # Groups keep the name "nccl", because programs compare it. Their device and backend are Tandem's.
     backend._plugins[backend.NCCL.upper()] = backend._plugins[NAME.upper()]
     backend.backend_type_map[backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
     backend.default_device_backend_map["tandem"] = backend.NCCL
@@ -117,7 +118,7 @@ def _alias(c10d: ModuleType) -> None:
         c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     for module in (c10d, torch.distributed):
         module.is_nccl_available = lambda: True
-    # Object collectives log a hash of what is sent, which PyTorch computes by the CUDA runtime.
+    # Object collectives log a hash of the sent data, which PyTorch computes with the CUDA runtime.
     torch._C._distributed_c10d._hash_tensors = lambda tensors: zlib.crc32(
         b"".join(t.cpu().numpy().tobytes() for t in tensors)
     )
@@ -128,14 +129,14 @@ def _alias(c10d: ModuleType) -> None:
 
 
 def _rename_backends(config: Any) -> None:
-    """Replace "cuda" in the map from devices to backends, and what serves it."""
+    """Replace "cuda" in the map from devices to backends, and the backends of tandem tensors."""
     original = config.__init__
 
     @functools.wraps(original)
     def init(self: Any, backend: str) -> None:
         original(self, backend)
-        # Gloo also accepts the device's tensors. They get a backend of their own: its thread and calls on
-        # the host's tensors would come in another order on each rank.
+        # Gloo also accepts tandem tensors. They get a backend of their own instead, because its thread and
+        # the calls on host tensors would run in another order on each rank.
         ours = {name: NAME if name in ("nccl", "gloo") else name for name in self.device_backend_map.values()}
         self.device_backend_map = {
             "tandem" if device == "cuda" else device: name if device == "cpu" else ours[name]
@@ -146,7 +147,7 @@ def _rename_backends(config: Any) -> None:
 
 
 def _rename_devices(owner: Any, name: str) -> None:
-    """Replace "cuda" by "tandem" in the arguments of a function: `device_id`."""
+    """Make a function take "tandem" for "cuda" in its argument `device_id`."""
     original = getattr(owner, name)
 
     def renamed(value: Any) -> Any:

@@ -78,14 +78,14 @@ def _record_memory_history(
 ) -> None:
     """Record when storages are created and freed, and the Python stacks that create them.
 
-    The arguments are those of `torch.cuda.memory._record_memory_history`. Frees have no stacks, and stacks
-    have no C++ frames. `options` are accepted for CUDA's other options, which have no meaning here.
+    The arguments are the same as in `torch.cuda.memory._record_memory_history`. Frees have no stacks, and
+    stacks have no C++ frames. CUDA's other options are accepted as `options` and have no effect.
     """
     if enabled not in ("state", "all", True, False, None):
         raise ValueError(f"expected enabled to be None, 'state' or 'all', got {enabled!r}")
     if context not in ("state", "alloc", "all", None):
         raise ValueError(f"expected context to be None, 'state', 'alloc' or 'all', got {context!r}")
-    # "state" keeps only what is known about live storages.
+    # With "state", only the live storages are recorded.
     most = (0 if enabled == "state" else max_entries) if enabled else None
     _core.record_memory(most, context is not None, clear_history)
 
@@ -93,7 +93,8 @@ def _record_memory_history(
 def _snapshot(device: _Any = None, augment_with_fx_traces: bool = False) -> dict[str, _Any]:
     """Return the live storages, and the history since `_record_memory_history()`, in CUDA's format.
 
-    Each storage is a segment with one block. `_dump_snapshot` writes it for pytorch.org/memory_viz.
+    Each storage is a segment with one block. `_dump_snapshot` writes the result to a file for
+    pytorch.org/memory_viz.
     """
     recorded = _core.memory_snapshot()
     stacks = [

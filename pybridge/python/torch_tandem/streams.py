@@ -9,7 +9,7 @@ from torch_tandem import _core
 
 
 class Stream(torch.Stream):
-    """A name for the only queue: work on all streams and devices runs in program order."""
+    """A stream, which is a name for the only queue: work on all streams and devices runs in program order."""
 
     def __new__(cls, device: _Any = None, priority: int = 0, **kwargs: _Any) -> "Stream":
         if isinstance(device, str):
@@ -43,7 +43,8 @@ class Stream(torch.Stream):
 class Event:
     """A point in program order.
 
-    Recording an event with `enable_timing` first waits for all earlier work, so that its time is correct.
+    With `enable_timing`, recording an event first waits for all earlier work, so that the event's time is
+    correct.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Event:
 
 
 class StreamContext:
-    """Context manager of `with stream(s):`, which changes nothing."""
+    """The context manager of `with stream(s):`, which changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream

@@ -1,1 +1,1 @@
-"""The commands beside `tandem run`, and what their processes and those of a program are given."""
+"""The commands besides `tandem run`, and the setup of processes that a command or a program starts."""

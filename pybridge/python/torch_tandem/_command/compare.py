@@ -15,19 +15,19 @@ from rich.table import Table
 from torch_tandem._command.compared import PROFILE
 
 WARM_UP = 20
-"""Iterations before the first measured block."""
+"""Number of iterations before the first measured block."""
 BLOCK_SECONDS = 0.25
 """Approximate time of a block of eager iterations, in seconds."""
 BLOCKS = 20
 """Maximum number of measured blocks of each side."""
 FEWEST = 10
-"""Minimum of --steps."""
+"""Minimum value of the option --steps."""
 UNSTABLE = 1.5
-"""Ratio of the quartiles of the measured ratios from which a note warns."""
+"""Ratio between the upper and the lower quartile above which a note warns that the ratios vary widely."""
 FAR = 1e-4
-"""Relative difference of losses that no rounding explains where they first differ."""
+"""Relative difference of the first unequal losses that rounding cannot explain."""
 PROFILED = 10
-"""Iterations that are profiled by operator, after the measured ones."""
+"""Number of iterations after the measured ones that are profiled by operator."""
 _ROWS = 8
 _SHOWN_LOSSES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -45,7 +45,7 @@ class Process:
     iterations: int = 0
     losses: list[float] = field(default_factory=list)
     per_step: list[float] = field(default_factory=list)
-    """Seconds of an iteration, by measured block."""
+    """Mean time of an iteration in each measured block, in seconds."""
     resident: int = 0
     asked: dict[str, str] = field(default_factory=dict)
     """Answers to the script's queries for accelerators, by query and line."""
@@ -67,7 +67,7 @@ class Process:
         self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Wait for the end of a block and keep its losses."""
+        """Wait for the end of a block, keep its losses and return the process's answer."""
         line = self._lines.readline()
         if not line:
             raise Failed(f"{self.name}: the script ended with status {self._process.wait()}")
@@ -85,7 +85,7 @@ class Process:
         return self.answer()
 
     def stop(self) -> None:
-        """End the process, whatever the script still does."""
+        """End the process, even if the script is still running."""
         self._process.kill()
         self._process.wait()
 
@@ -144,7 +144,10 @@ def _warm_up(steps: int) -> int:
 
 
 def _block(done: int) -> int:
-    """Return the maximum length of a block after `done` iterations: the script may end at any time."""
+    """Return the maximum length of a block after `done` iterations.
+
+    It is a share of `done`, because the script may end at any time.
+    """
     return max(1, done // 4)
 
 
@@ -156,7 +159,7 @@ def needed(steps: int) -> int:
 
 
 def too_few(eager: Process, steps: int) -> str:
-    """Return why nothing was measured, and the remedy."""
+    """Return a text that says why nothing was measured, and how to change that."""
     seen = eager.iterations
     if seen == 0 and eager.losses:
         return (
@@ -178,12 +181,12 @@ def too_few(eager: Process, steps: int) -> str:
 
 
 def ratios(eager: Process, tandem: Process) -> list[float]:
-    """Return the times of eager's blocks as multiples of Tandem's."""
+    """Return the time of each of eager's blocks, as a multiple of the time of Tandem's block."""
     return [a / b for a, b in zip(eager.per_step, tandem.per_step, strict=False)]
 
 
 def spread(eager: Process, tandem: Process) -> str:
-    """Return a note if the ratios vary too much for their median to mean much, or nothing."""
+    """Return a note if the ratios vary so much that their median means little, or else an empty text."""
     low, _, high = quartiles(ratios(eager, tandem) or [1.0])
     if high < UNSTABLE * low:
         return ""
@@ -211,12 +214,12 @@ def speed(eager: Process, tandem: Process, steps: int) -> Table | str:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """Return the quartiles; of a single value, it three times."""
+    """Return the three quartiles. For a single value, each of them is this value."""
     return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
 def branches(eager: Process, tandem: Process) -> str:
-    """Return a note if losses are far apart and the script may have taken other branches, or nothing."""
+    """Return a note if the losses suggest that the sides took other branches, or else an empty text."""
     first = first_difference(eager.losses, tandem.losses)
     if first is None or apart(eager.losses[first], tandem.losses[first]) < FAR:
         return ""
@@ -231,18 +234,18 @@ def branches(eager: Process, tandem: Process) -> str:
 
 
 def first_difference(eager: list[float], tandem: list[float]) -> int | None:
-    """Return the index of the first loss that differs; NaNs are equal."""
+    """Return the index of the first pair of unequal losses. Two NaNs are equal."""
     pairs = zip(eager, tandem, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b and not (a != a and b != b)), None)
 
 
 def apart(eager: float, tandem: float) -> float:
-    """Return the difference of two losses relative to eager's."""
+    """Return the difference of two losses relative to the loss in eager."""
     return abs(eager - tandem) / max(abs(eager), 1e-12)
 
 
 def losses(eager: list[float], tandem: list[float]) -> tuple[str, Table | None]:
-    """Return the losses side by side, with the first difference."""
+    """Return a title with the first difference, and a table of the losses of both sides."""
     pairs = list(zip(eager, tandem, strict=False))
     if not pairs:
         return "losses: none, because the script computes no gradients", None
@@ -264,10 +267,11 @@ def losses(eager: list[float], tandem: list[float]) -> tuple[str, Table | None]:
 
 
 def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
-    """Return the operators that take more time on Tandem than in eager, most time first."""
+    """Return a table of the operators that take more time on Tandem than in eager, the largest loss first."""
     if not eager.operators or not tandem.operators:
         return "operators: not measured, because the script ended before", None
-    # The time of a fused kernel is divided among its operators in the proportion of their times in eager.
+    # The time of a fused kernel is divided among its operators in proportion to the operators' times in
+    # eager.
     before = {name: seconds / count for name, (seconds, count) in eager.operators.items() if count}
     after: dict[str, float] = {}
     for names, (seconds, _) in tandem.operators.items():

@@ -1,8 +1,8 @@
 """One side of `tandem compare`: runs a script in this process, a block of iterations at a time.
 
-The file is run by its path, so that the eager side does not import `torch_tandem`. The process reads the
-number of iterations of its next block from one pipe and writes what it measured to another, as lines of JSON.
-Between its blocks it waits.
+The command runs this file by its path, so that the eager side does not import `torch_tandem`. The process
+reads the number of iterations of its next block from one pipe, and writes its measurements to another pipe,
+as lines of JSON. Between blocks the process waits.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PROFILE = "profile"
-"""Word in a request whose block is profiled by operator."""
+"""The word in a request that asks for a block which is profiled by operator."""
 
 
 QUERIES = {
     "torch.accelerator": ("is_available", "device_count", "current_accelerator"),
     "torch.cuda": ("is_available", "device_count"),
 }
-"""Functions by which a script learns whether there is an accelerator. Eager answers them otherwise."""
+"""Functions by which a script detects an accelerator. Their answers on the two sides may differ."""
 
 
 def _watch_queries(asked: dict[str, str]) -> None:
-    """Note the answers to queries of the program and its libraries, by query and line."""
+    """Note the answers that the program and its libraries get from `QUERIES`, by query and line."""
     for module_name, names in QUERIES.items():
         module = importlib.import_module(module_name)
         for name in names:
@@ -53,7 +53,7 @@ def _noting(query: Callable, name: str, asked: dict[str, str]) -> Callable:
 
 
 class Side:
-    """The script's iterations on this side: eager PyTorch on the CPU."""
+    """The script's iterations on one side. This class is eager PyTorch on the CPU; a subclass is Tandem."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self.requests = os.fdopen(requests)
@@ -118,13 +118,13 @@ class Side:
         """Wait for all work of the device."""
 
     def end_iteration(self) -> None:
-        """Count an iteration; at the end of a block, report it and wait for the next one."""
+        """Count an iteration. At the end of a block, report the block and wait for the next request."""
         self.steps += 1
         if self.steps > self.left:
             self.end_block(False)
 
     def end_block(self, is_last: bool) -> None:
-        """Report the block. Unless it is the last one, wait for a request and start the next block."""
+        """Report the block. Unless `is_last`, wait for a request and start the next block."""
         self.wait()
         seconds = time.perf_counter() - self.started
         if self.profiled:
@@ -151,7 +151,7 @@ class Side:
         self.started = time.perf_counter()
 
     def end(self) -> NoReturn:
-        """End the process: enough was measured, or the other side has ended."""
+        """End the process, because enough was measured or because the other side has ended."""
         os._exit(0)
 
     def start_profile(self) -> None:
@@ -161,7 +161,7 @@ class Side:
         self.profiler.start()
 
     def stop_profile(self) -> dict[str, list[float]]:
-        """Return the seconds, with those of inner operators, and the number of calls of each operator."""
+        """Return the time in seconds, inner operators included, and the number of calls of each operator."""
         self.profiler.stop()
         rows = self.profiler.key_averages()
         return {r.key: [r.cpu_time_total * 1e-6, r.count] for r in rows if "::" in r.key}
@@ -199,7 +199,7 @@ class Tandem(Side):
         self.api.reset_report()
 
     def stop_profile(self) -> dict[str, list[float]]:
-        """Return the seconds and the number of calls of each kernel, whose name has the operators in it."""
+        """Return the time in seconds and the number of calls of each kernel. Its name lists its operators."""
         found: dict[str, list[float]] = {}
         for kernel in self.api.report()["kernels"]:
             figures = found.setdefault(" ".join(kernel["ops"]), [0.0, 0])
@@ -210,7 +210,7 @@ class Tandem(Side):
 
 
 def main(side: str, requests: str, answers: str, kind: str, name: str, *args: str) -> int:
-    """Run a script or module (`kind`) to its end, or until enough was measured."""
+    """Run a script or module (`kind`) until it ends or enough was measured."""
     scripts = load_file("_program", "scripts")
     script = scripts.find_module(name) if kind == "module" else scripts.find_file(name)
     it = (Tandem if side == "tandem" else Side)(int(requests), int(answers))
@@ -229,7 +229,7 @@ def main(side: str, requests: str, answers: str, kind: str, name: str, *args: st
 
 
 def load_file(folder: str, name: str) -> ModuleType:
-    """Load a file in a folder of the package without importing the package."""
+    """Load a file of the package without importing the package."""
     package = os.path.dirname(os.path.dirname(__file__))
     spec = spec_from_file_location(name, os.path.join(package, folder, f"{name}.py"))
     module = module_from_spec(spec)

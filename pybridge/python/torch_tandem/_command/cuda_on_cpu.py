@@ -1,7 +1,7 @@
-"""What a script calls "cuda" is the CPU, for the eager side of `tandem compare` on a machine without CUDA.
+"""The device "cuda" means the CPU, for the eager side of `tandem compare` on a machine without CUDA.
 
-Like `compared.py`, this file imports nothing of the package. Only moves, and factories that name CUDA,
-become slower, by about a microsecond.
+Like `compared.py`, this file imports nothing of the package. Moves, and factories that name CUDA, become
+about a microsecond slower. Other calls keep their speed.
 """
 
 import contextlib
@@ -33,21 +33,21 @@ def install() -> torch.library.Library:
 
 
 def is_reason(error: BaseException | None) -> bool:
-    """Whether an exception is one of a CUDA function without a device."""
+    """Whether an exception is the error of a CUDA function that finds no device."""
     return isinstance(error, Exception) and any(
         word in str(error) for word in ("CUDA", "NVIDIA", "device id")
     )
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return the CPU for a device or the name of a device of CUDA, and any other value as it is."""
+    """Return the CPU if `value` is a CUDA device or the name of one, and `value` itself otherwise."""
     if isinstance(value, torch.device):
         return _CPU if value.type == "cuda" else value
     return _CPU if isinstance(value, str) and value.split(":")[0] == "cuda" else value
 
 
 def _moved(function: Callable) -> Callable:
-    """Return `function` with the CPU for CUDA in its arguments."""
+    """Wrap a function so that CUDA devices among its arguments become the CPU."""
 
     @functools.wraps(function)
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def _moved(function: Callable) -> Callable:
 
 
 def _factories() -> torch.library.Library:
-    """Give CUDA kernels to operators that make tensors from nothing."""
+    """Register CUDA kernels for the operators that make tensors without input tensors."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kernels are overridden
@@ -81,7 +81,7 @@ def _moves() -> None:
     tensor.to = _moved(tensor.to)
     tensor.cuda = lambda self, *args, **kwargs: self.to(_CPU)
     tensor.pin_memory = lambda self, *args, **kwargs: self
-    # These ask for the current device before they make a tensor.
+    # These functions ask CUDA for the current device before they call a factory.
     for name in ("as_tensor", "asarray", "tensor"):
         setattr(torch, name, _moved(getattr(torch, name)))
     for name in (name for name in dir(torch) if name.startswith("sparse_") and name.endswith("_tensor")):
@@ -91,7 +91,7 @@ def _moves() -> None:
 def _generators() -> None:
     original = torch._C.Generator
 
-    # The C type is immutable, and isinstance must still accept the generators that it creates.
+    # PyTorch's C type is immutable, so a subclass takes its place. isinstance must accept its generators too.
     class GeneratorType(type(original)):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -124,7 +124,7 @@ def _autocast() -> None:
 
 
 def _restore(storage: Any, location: str) -> Any:
-    """Leave a storage of a checkpoint, which was read to the host, where it is."""
+    """Return a storage of a checkpoint as it is. torch has read it to the host."""
     return storage if location.split(":")[0] == "cuda" else None
 
 
@@ -133,7 +133,7 @@ class _Device(contextlib.nullcontext):
 
 
 class _Event:
-    """`torch.cuda.Event`: work is over when a call returns."""
+    """`torch.cuda.Event` on the CPU, where all work is done when a call returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._time = 0.0
@@ -164,7 +164,7 @@ def _functions() -> None:
     cuda.get_device_name = lambda device=None: "cpu"
     for name in ("set_device", "empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"):
         setattr(cuda, name, lambda *args, **kwargs: None)
-    # As on Tandem, there is one generator.
+    # All these functions use the CPU's generator, as on Tandem.
     for name in ("manual_seed", "manual_seed_all"):
         setattr(cuda, name, lambda seed: generator.manual_seed(int(seed)) and None)
     cuda.seed = cuda.seed_all = lambda: generator.seed() and None

@@ -5,11 +5,14 @@ import sys
 from typing import NoReturn
 
 PATIENCE = 5
-"""Seconds until a process is taken to have got no signal from the terminal."""
+"""Seconds after Ctrl-C until a process that still runs is terminated: it may have got no signal."""
 
 
 def end() -> NoReturn:
-    """End as the interpreter does: by the signal, after functions that run at exit. Prints nothing."""
+    """End this process as the interpreter does after Ctrl-C: run the exit handlers, then die by the signal.
+
+    Unlike the interpreter, print nothing.
+    """
     hook = sys.excepthook
 
     def print_nothing(*_: object) -> None:
@@ -20,7 +23,7 @@ def end() -> NoReturn:
 
 
 def wait(process: subprocess.Popen) -> None:
-    """Wait for a process. On Ctrl-C, which it also gets from the terminal, wait for its end and raise."""
+    """Wait for a process. On Ctrl-C, whose signal the process gets too, wait for its end and raise."""
     try:
         process.wait()
     except KeyboardInterrupt:

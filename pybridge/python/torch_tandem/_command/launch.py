@@ -12,12 +12,13 @@ from torch_tandem._report import ranks
 
 
 def launch(processes: str, torchrun: list[str], run: list[str], report: str | None) -> int:
-    """Run the command line `run` of `tandem run` in several processes, with options of torchrun.
+    """Start torchrun with the options `torchrun`. Each process runs `tandem run` with the arguments `run`.
 
-    Returns torchrun's exit status. `report` is the file of the page of all ranks, or None.
+    Returns torchrun's exit status. `report` is the file for the page of all ranks, or None.
     """
     if not re.search(r"--(standalone|nnodes|node.rank|rdzv|master)", " ".join(torchrun)):
-        # A store of its own, so that several programs can run on a machine.
+        # Each torchrun gets a store of its own, so that several programs can run on a machine at the same
+        # time.
         torchrun = ["--standalone", *torchrun]
     with tempfile.TemporaryDirectory(prefix="tandem") as folder:
         if report:
@@ -35,7 +36,7 @@ def launch(processes: str, torchrun: list[str], run: list[str], report: str | No
 
 
 def split(rest: list[str]) -> tuple[list[str], list[str]]:
-    """Divide arguments at the first `--`, if they begin with an option."""
+    """Split arguments at the first `--` if they begin with an option: torchrun's, and the rest."""
     if rest[0].startswith("-") and "--" in rest:
         at = rest.index("--")
         return rest[:at], rest[at + 1 :]

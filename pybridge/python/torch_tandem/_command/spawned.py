@@ -1,7 +1,8 @@
 """Processes that a program under `tandem run` spawns: "cuda" means Tandem there, too.
 
-`multiprocessing` pickles data for the new process, which unpickles them before it imports the script. An
-object among the data installs in the process what `tandem run` has installed in the program.
+`multiprocessing` pickles data for a new process. The new process unpickles the data before it imports the
+script. One object among the data makes the new process install the same alias, mode and `torch.compile` as
+the program.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 
 class _Installation:
-    """Installs what `tandem run` has installed, when it is unpickled."""
+    """An object that, when it is unpickled, installs the alias "cuda" and the settings of `tandem run`."""
 
     def __init__(self, mode: str | None, compiles: bool) -> None:
         self._options = mode, compiles

@@ -1,1 +1,1 @@
-"""`torch.compile` on Tandem: what a program's call of it does, and the backend whose graphs are functions."""
+"""`torch.compile` on Tandem: its replacement under `tandem run`, and the backend `tandem`."""

@@ -1,8 +1,8 @@
 """The backend `tandem` of `torch.compile`: Dynamo's graphs as functions that may always be replayed.
 
-Dynamo proves with its guards that a graph is the right one, and AOTAutograd makes forward and backward graphs
-that depend on their arguments only. Each becomes a `torch_tandem.function` without checks of state and
-audits. Where Dynamo breaks a graph, the program co-executes.
+Dynamo's guards prove that a graph fits a call, and AOTAutograd makes forward and backward graphs that depend
+on their arguments only. Each of these graphs becomes a `torch_tandem.function` without checks of state and
+without audits. Code at which Dynamo breaks a graph co-executes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """`torch.compile` on Tandem.
 
 Under `tandem run`, `torch.compile` returns its argument unchanged, and the program runs uncompiled, unless
-the script names the backend "tandem" or `--compile` is given. Which of the two is faster depends on the
-program. It is not measured and chosen, because results would then depend on a measurement: AOTAutograd's
-graphs have other operators than the program, which round differently.
+the script names the backend "tandem" or `--compile` is given. Whether compiling is faster depends on the
+program. Tandem does not measure and choose, because a program's results would then depend on a measurement:
+AOTAutograd's graphs have other operators than the program, which round differently.
 
 In a program that imports Tandem itself, the default backend raises an error for graphs with tandem tensors.
 """
@@ -28,12 +28,12 @@ PASSED = (
 COMPILED = "torch.compile makes functions of its graphs, which are replayed without Python"
 
 _torch_compile = torch.compile
-# Options that do not depend on the backend.
+# Options of `torch.compile` that do not depend on the backend.
 _KEPT = ("fullgraph", "dynamic", "disable")
 
 
 def install(compiles: bool) -> None:
-    """Make `torch.compile` use the backend "tandem" instead of the default one, or return its argument."""
+    """Replace `torch.compile`. With `compiles` the default backend is "tandem", else nothing is compiled."""
 
     @functools.wraps(_torch_compile)
     def compile(model: Callable | None = None, **options: Any) -> Callable:

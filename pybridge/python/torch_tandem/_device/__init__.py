@@ -1,4 +1,4 @@
-"""The device in PyTorch, as far as Python makes it: what is installed when the device is registered.
+"""The parts of the device that are implemented in Python and installed when the device is registered.
 
-Operators, memory and streams are the shim's and the engine's.
+The shim and the engine implement operators, memory and streams.
 """

@@ -1,4 +1,4 @@
-"""Backward passes on Tandem tensors, with PyTorch's engine for the passes that Tandem does not run itself."""
+"""Backward passes on tandem tensors. PyTorch's engine still runs the passes that Tandem cannot run."""
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
@@ -8,7 +8,7 @@ from torch_tandem._program.tracebacks import hide_frames
 
 
 class Engine:
-    """Wrapper of PyTorch's autograd engine that runs backward passes with `torch_tandem::backward`."""
+    """A wrapper of PyTorch's autograd engine that runs backward passes with `torch_tandem::backward`."""
 
     def __init__(self, engine) -> None:
         self._engine = engine
@@ -26,7 +26,7 @@ class Engine:
         allow_unreachable=False,
         accumulate_grad=False,
     ):
-        """Same interface as PyTorch's `run_backward`."""
+        """Run a backward pass. The interface is `run_backward` of PyTorch's engine."""
         try:
             return self._run_backward(
                 tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
@@ -38,7 +38,8 @@ class Engine:
     def _run_backward(
         self, tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
     ):
-        # Rare combinations are left to PyTorch: accumulation into some inputs only, or with create_graph.
+        # PyTorch's engine runs two rare kinds of passes: those that accumulate into some inputs only, and
+        # those that accumulate with `create_graph`.
         ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
         if ours and _plain(tensors) and _plain(inputs) and not _watched():
             overrides = _overrides()
@@ -47,7 +48,8 @@ class Engine:
                     tensors, grads, inputs, keep_graph, create_graph, overrides
                 )
             if done:
-                # `None in found` would call `Tensor.__eq__`, which raises internally: microseconds a tensor.
+                # `None in found` would call `Tensor.__eq__`, which raises internally and takes microseconds
+                # per tensor.
                 unused = [] if allow_unreachable else [i for i, grad in enumerate(found) if grad is None]
                 if unused:
                     raise RuntimeError(

@@ -1,8 +1,8 @@
 """Arguments that PyTorch refuses for their device, in scripts whose tensors are adopted.
 
-PyTorch reads the elements of some arguments in operators that are composed of others, and refuses a tensor
-that is not on the host. Other composed operators refuse tensors on two devices. A script that names no device
-has no reason to move them.
+Some of PyTorch's composite operators read the elements of an argument, and refuse a tensor that is not on the
+host. Other composite operators refuse tensors on two devices. A script that names no device has no reason to
+move such tensors, so the functions here move them.
 """
 
 import functools
@@ -23,7 +23,7 @@ HOST_ARGUMENTS: tuple[tuple[Any, str, int, tuple[str, ...]], ...] = (
         for in_place in ("", "_")
     ),
 )
-"""Owners and names of the functions, with the position and the names of the argument.
+"""Functions that read an argument's elements: owner, name, and the argument's position and names.
 
 PyTorch's messages for such arguments are "to be on cpu", "should be a 1D CPU int64 tensor", "must be a scalar
 tensor and on CPU" and "Expected scalars to be on CPU".
@@ -31,7 +31,7 @@ tensor and on CPU" and "Expected scalars to be on CPU".
 
 
 def install() -> None:
-    """Move these arguments to the host, and those of other operators to one device, in calls from now on."""
+    """From now on, move `HOST_ARGUMENTS` to the host, and arguments of other operators to one device."""
     torch.ops.torch_tandem.move_mixed_arguments()
     for owner, name, position, names in HOST_ARGUMENTS:
         if function := getattr(owner, name, None):

@@ -1,8 +1,8 @@
 """Tandem tensors for other libraries and other processes.
 
-The address of a tandem tensor has no memory. Code outside of Tandem therefore gets a copy on the host:
-through DLPack and NumPy's protocol, when a tensor is pickled for another process, and in methods that change
-a storage's bytes in place.
+The address of a tandem tensor does not point to memory. Code outside of Tandem therefore gets a copy on the
+host in three cases: through DLPack and NumPy's protocol, when a tensor is pickled for another process, and in
+methods that change a storage's bytes in place.
 """
 
 import functools
@@ -65,14 +65,15 @@ def _export_array(self: torch.Tensor, dtype: Any = None, **options: Any) -> Any:
     if options.get("copy") is False:
         raise ValueError("a tandem tensor goes to NumPy as a copy on the host, which copy=False forbids")
     array = _array(self.cpu(), dtype)
-    # Eager's array shares the tensor's memory. A write that does not reach the tensor should be an error.
+    # In eager, the array would share the tensor's memory. Here a write to the array would not reach the
+    # tensor, so it raises an error.
     if not options.get("copy"):
         array.flags.writeable = False
     return array
 
 
 def _no_address(interface: property) -> Callable:
-    """Wrap CUDA's array interface: a tensor that only claims to be on CUDA has no address there."""
+    """Make CUDA's array interface raise for tandem tensors, which report CUDA but have no address in it."""
 
     @functools.wraps(interface.fget)
     def getter(self: torch.Tensor) -> Any:
@@ -84,9 +85,10 @@ def _no_address(interface: property) -> Callable:
 
 
 def _parcel(host: Any) -> Any:
-    """Return a copy on the host for the pickle of another process.
+    """Return the form of a host copy for the pickle of another process: shared memory, or bytes.
 
-    A process that is being started would open shared memory when the copy here is gone: it gets the contents.
+    A process that is being started opens shared memory only after the copy here has been freed, so it gets
+    bytes.
     """
     return host if get_spawning_popen() is None else pickle.dumps(host)
 
@@ -123,7 +125,7 @@ def _rebuild_storage(host: torch.UntypedStorage | bytes, device: torch.device) -
 
 
 def _on_host(method: Callable) -> Callable:
-    """Wrap a method of storages: for a tandem storage it runs on a host copy, which is then copied back."""
+    """Wrap a method so that it runs on a host copy of a tandem storage, which is then copied back."""
 
     @functools.wraps(method)
     def wrapper(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Ends of iterations: `optimizer.step()` or, without an optimizer, the end of the outermost module call.
 
-Module calls are watched only until the program's first optimizer step. A hook costs microseconds per module
-call, and a program that trains does not need it.
+Module calls are watched only until the program's first optimizer step. Watching costs microseconds per module
+call, and a program with optimizer steps does not need it.
 """
 
 import threading
@@ -29,7 +29,7 @@ steps = 0
 
 
 def install() -> None:
-    """Watch optimizer steps, and module calls until the first of them."""
+    """Watch optimizer steps, and until the first step also module calls."""
     register_optimizer_step_post_hook(_after_step)
     nn.Module.__call__ = _watched_call
     untraced(_after_step, _end, residence.of_module, candidates.after_step)
@@ -46,10 +46,10 @@ def _after_step(optimizer, args, kwargs) -> None:
 
 
 def _watched_call(self, *args, **kwargs):
-    # Dynamo must trace the module's call alone.
+    # Dynamo must trace only the module's own call.
     if torch.compiler.is_compiling():
         return self._wrapped_call_impl(*args, **kwargs)
-    # Only the outermost call counts; most calls are inner ones.
+    # Most calls are of modules within modules, and only the outermost call ends an iteration.
     is_outermost = not _calls.inside
     if is_outermost:
         _calls.inside = True
@@ -67,6 +67,6 @@ def _watched_call(self, *args, **kwargs):
 
 
 def _end() -> None:
-    # A forked child that cannot use the device may train on the host.
+    # A forked child, which cannot use the device, may still train on the host.
     if not _core.in_bad_fork():
         _core.mark_step()

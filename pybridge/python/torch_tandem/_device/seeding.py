@@ -23,7 +23,7 @@ def _after_draws(method: Callable) -> Callable:
     return wrapper
 
 
-# All public methods read or set the state, and `__reduce__` pickles it.
+# All public methods of a generator read or set its state, and `__reduce__` pickles the state.
 _METHODS = [name for name, method in vars(torch.Generator).items() if callable(method) and name[0] != "_"]
 
 _OrderedGenerator = type(
@@ -34,11 +34,11 @@ _OrderedGenerator = type(
 
 
 def _break_graphs() -> None:
-    """Let methods of the generator break graphs of torch.compile, as those of PyTorch's own generator do.
+    """Let methods of the generator break graphs of torch.compile, as methods of PyTorch's generator do.
 
-    A subclass of a class that torch has registered for its graphs counts as registered, too, and
-    torch.compile raises an error for methods of such objects. Only for PyTorch's class itself it makes an
-    exception.
+    torch has registered its class for graphs. A subclass of a registered class also counts as registered, and
+    torch.compile raises an error for a method of such an object, except if its class is PyTorch's generator
+    itself.
     """
     registered = getattr(sys.modules.get("torch._library.opaque_object"), "_OPAQUE_TYPES", {})
     if info := registered.get(torch.Generator):
@@ -46,7 +46,7 @@ def _break_graphs() -> None:
 
 
 def install() -> None:
-    """Replace torch's default generator by one whose methods wait for pending draws."""
+    """Replace torch's default generator by a generator whose methods wait for pending draws."""
     generator = _OrderedGenerator()
     if not _core.share_default_generator(generator, torch.default_generator):
         raise RuntimeError("torch's default generator is not where this build of torch-tandem expects it")

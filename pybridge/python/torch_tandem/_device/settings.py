@@ -11,7 +11,8 @@ import torch
 
 from torch_tandem import _core
 
-# Setters of what CPU kernels read. Settings that only select an operator take effect when it is issued.
+# Setters of the settings that CPU kernels read. A setting that only selects an operator needs no waiting,
+# because it takes effect when the operator is issued.
 _IN_TORCH_C = (
     "_set_blas_preferred_backend",
     "_set_cpu_allow_fp16_reduced_precision_reduction",

@@ -1,4 +1,4 @@
-"""Memory of tensors that NumPy or other processes share: it is on the host, so tensors move there."""
+"""Memory that tensors share with NumPy or with other processes. It is on the host, so tensors move there."""
 
 import torch
 
@@ -14,9 +14,10 @@ def _references(tensor: torch.Tensor) -> int:
 
 
 def has_aliases(tensor: torch.Tensor) -> bool:
-    """Whether tensors besides the one that it is a view of share a tensor's storage.
+    """Whether other tensors share a tensor's storage, not counting the base of a view.
 
-    They would not see what is written after a move. Sparse tensors, which have no storage, count as aliased.
+    Such tensors would not see writes after the tensor has moved. Sparse tensors have no storage, and count as
+    shared.
     """
     if tensor.layout != torch.strided:
         return True
@@ -27,7 +28,7 @@ def has_aliases(tensor: torch.Tensor) -> bool:
 
 
 def move_to_host(tensor: torch.Tensor) -> None:
-    """Move a tensor, and the one that it is a view of."""
+    """Move a tensor to the host, together with its base if it is a view."""
     base = tensor._base if tensor._is_view() else None
     with torch.no_grad():
         if base is None:
@@ -39,7 +40,7 @@ def move_to_host(tensor: torch.Tensor) -> None:
 
 
 def share_memory_(self: torch.Tensor) -> torch.Tensor:
-    """`Tensor.share_memory_`, which moves a tensor to the host, where processes have the same memory."""
+    """`Tensor.share_memory_`, which first moves a tandem tensor to the host, where processes share memory."""
     if self.device.type == "tandem":
         if has_aliases(self):
             raise RuntimeError(
@@ -52,7 +53,7 @@ def share_memory_(self: torch.Tensor) -> torch.Tensor:
 
 
 def share_memory_unless_on_gpu(self: torch.Tensor) -> torch.Tensor:
-    """`Tensor.share_memory_` of a tensor that the program has placed on the device."""
+    """`Tensor.share_memory_` for programs that place tensors themselves. On a GPU it raises an error."""
     if self.device.type == "tandem" and _core.open_devices()[0] != "cpu":
         raise RuntimeError(
             "share_memory_(): processes cannot share a tandem tensor, they would get copies. Share it on the "

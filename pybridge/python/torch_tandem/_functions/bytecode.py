@@ -149,9 +149,7 @@ _second_arguments: dict[tuple[int, int], tuple[types.CodeType, _Evaluate | None]
 
 
 def _second_argument(code: types.CodeType, at: int) -> _Evaluate | None:
-    """Return a function that evaluates the second argument of the call at an offset, or None if it is not
-    simple.
-    """
+    """Return a function that evaluates the second argument of the call at `at`; None if it is not simple."""
     every = [i for i in dis.get_instructions(code) if i.offset <= at]
     *before, call = [i for i in every if i.opname not in _NO_OPERATION]
     n = call.arg if call.opname == "CALL" else 0
@@ -227,8 +225,9 @@ def _plain_item(value: object, key: object) -> object:
 
 
 def line_of_store(code: types.CodeType, name: str | None) -> int | None:
-    """Return the line that sets or deletes a name: an attribute, a global or a variable. Without `name`, an
-    item.
+    """Return the line that sets or deletes a name: an attribute, a global or a variable.
+
+    Without `name`, an item.
     """
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):

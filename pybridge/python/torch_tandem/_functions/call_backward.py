@@ -95,9 +95,7 @@ class Passes:
             drop(self.recorded.pop(0).id)
 
     def proven(self) -> list[int]:
-        """The passes to replay: one of each kind among the latest ones, or none before all these kinds have
-        repeated.
-        """
+        """The passes to replay: one of each kind among the latest ones, or none before all kinds repeat."""
         latest = [p for p in self.recorded if p.at >= self.count - LATEST]
         return [p.id for p in latest] if all(p.equal >= EQUAL for p in latest) else []
 

@@ -17,9 +17,7 @@ def is_observed() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform, a tracer or a mode handles operators instead of the device, or autograd is in
-    anomaly mode.
-    """
+    """Whether a transform, a tracer, a mode or autograd's anomaly mode is active."""
     return bool(
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -31,9 +29,7 @@ def is_transformed() -> bool:
 
 
 def users_level() -> int:
-    """The `stacklevel` with which the caller's warning names the line of the program that has called this
-    package.
-    """
+    """The `stacklevel` with which a warning of the caller names the program's line that led here."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back

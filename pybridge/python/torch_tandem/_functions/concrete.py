@@ -19,9 +19,7 @@ class Spec(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The owner of a storage that existed before a call: an argument, a captured tensor, or the gradient of
-    one.
-    """
+    """The owner of a storage that existed before a call: an argument, a captured tensor, or its gradient."""
 
     name: str
     # Number of the captured tensor; None for an argument or a gradient.
@@ -73,8 +71,9 @@ def specs(tensors: Iterable[torch.Tensor]) -> list[Spec]:
 
 
 def owners(recording: int, names: dict[int, str]) -> list[Owner]:
-    """Return the owners of the storages that existed before a recorded call. `names` has names of tensors, by
-    id.
+    """Return the owners of the storages that existed before a recorded call.
+
+    `names` has names of tensors, by id.
     """
     given, tensors = _ops.given(recording), _ops.watched(recording)
     found = []

@@ -114,8 +114,9 @@ def held(number: int) -> Callable:
 
 
 def _call(name: str, named: Named) -> ast.expr:
-    """The expression of a call of this file's function `name`. It imports this file, so the script needs no
-    name.
+    """The expression of a call of this file's function `name`.
+
+    It imports this file, so the script needs no name.
     """
     # `__import__` returns the package, unless its list of names to import is not empty.
     names = ast.List([ast.Constant("")], ast.Load())
@@ -197,9 +198,7 @@ class _Decorating(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """A finder that gives the modules of `functions` a loader which adds decorators, and asks the other
-    finders.
-    """
+    """A finder that asks the other finders, and makes the loaders of modules in `functions` decorate."""
 
     def __init__(self, functions: dict[str, list[Named]]) -> None:
         self._functions = functions

@@ -82,8 +82,7 @@ def _random_states() -> list:
 
 
 class Function:
-    """A callable with the interface of a function, which replays calls instead of running the function in
-    Python.
+    """A callable with the interface of a function, which replays calls instead of running Python.
 
     `torch_tandem.function` makes these objects.
     """
@@ -254,8 +253,7 @@ class Function:
     def _resume(
         self, graph: Graph, graphs: list[Graph], tensors: list, objects: list
     ) -> tuple[Graph, list | None]:
-        """Continue a suspended replay, which has read another value than `graph` did, with a graph that has
-        read this value.
+        """Continue a suspended replay of `graph` with another graph, which has read the same value.
 
         Returns the graph that has replayed the call, and None for the results if there is none.
         """
@@ -408,9 +406,7 @@ class Function:
         return result
 
     def _follow(self, state: State, arguments: Arguments) -> Followed | None:
-        """Return the call's numbers that vary, prepared for being followed; None if there are none that can
-        be.
-        """
+        """Return the numbers of a call that vary, prepared for being followed, or None."""
         if not self._varying or not self._world.is_settled:
             return None
         if refusal := unfollowed(self._world, state):
@@ -486,9 +482,7 @@ class Function:
     def _refusal(
         self, recorded: Recorded, arguments: Arguments, unknown: tuple[str, bool] | None, draws: bool
     ) -> tuple[str, bool] | None:
-        """The reason for which a recorded call cannot be replayed, and whether the reason may pass; None if
-        there is none.
-        """
+        """The reason against a replay of a recorded call, if any, and whether a later call may lack it."""
         if found := _core.refusal(recorded.id):
             return found
         if text := _ops.refusal(recorded.id):
@@ -523,8 +517,7 @@ class Function:
     def _unknown(
         self, state: State, after: State, written: dict[Path, str], changes: bool
     ) -> tuple[str, bool] | None:
-        """An effect or a dependence of a recorded call that is unknown or that a replay would skip, if there
-        is one.
+        """An effect or a dependence of a recorded call that is unknown or would be skipped, if there is one.
 
         The second value says whether a later call may lack it.
         """
@@ -557,9 +550,7 @@ class Function:
         return None
 
     def _line_of(self, path: Path) -> str:
-        """The line of the program that sets the value at the end of a path, as a text in parentheses; empty
-        if not found.
-        """
+        """The program's line that sets the value at the end of a path, in parentheses; empty if not found."""
         kind, last = path[-1][0], path[-1][-1]
         name = (
             last
@@ -576,8 +567,9 @@ class Function:
         recorded: Recorded,
         refusal: tuple[str, bool] | None,
     ) -> None:
-        """Compare a recorded call with earlier ones of its key. After three equal calls, a graph replays the
-        next one.
+        """Compare a recorded call with earlier ones of its key.
+
+        After three equal calls, a graph replays the next one.
         """
         self._keep_last(recorded)
         if refusal:
@@ -639,8 +631,7 @@ class Function:
         attempts.recorded.clear()
 
     def _widens_a_graph(self, arguments: Arguments, recorded: Recorded) -> bool:
-        """Let a graph be replayed with other numbers, if this recorded call differs from the graph's in
-        numbers alone.
+        """Let a graph be replayed with other numbers, if this call differs from the graph in numbers alone.
 
         Two equal calls with other numbers show at which places the numbers are fed. Returns whether there was
         a graph.
@@ -672,8 +663,9 @@ class Function:
         return None
 
     def _has_new_replay(self, arguments: Arguments, attempts: Attempts) -> bool:
-        """Compare the backward passes that have run since the last call. Returns whether this call can now be
-        replayed.
+        """Compare the backward passes that have run since the last call.
+
+        Returns whether this call can now be replayed.
         """
         for recorded in list(attempts.recorded):
             if not recorded.passes:
@@ -830,9 +822,7 @@ class Function:
                 self._remove(graph)
 
     def _forget_all(self) -> None:
-        """Drop all graphs and recordings, and thereby the references of their states to the program's
-        objects.
-        """
+        """Drop all graphs and recordings, and with their states all references to the program's objects."""
         for graph in [graph for graphs in self._graphs.values() for graph in graphs]:
             self._remove(graph)
         for attempts in self._attempts.values():
@@ -955,9 +945,7 @@ class Function:
         }
 
     def explain(self) -> str:
-        """Return a text with the number of replayed calls, the time that they saved, and the reasons of other
-        calls.
-        """
+        """Return a text: the number of replayed calls, the time that they saved, and why others were not."""
         info = self.cache_info()
         lines = [
             f"{self._name()}: {info.hits:,} of {self._calls:,} calls were replayed"

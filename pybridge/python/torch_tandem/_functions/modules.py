@@ -1,5 +1,4 @@
-"""Modules as functions. A wrapped module stays the same object, but its class becomes a subclass that replays
-calls.
+"""Modules as functions. A wrapped module stays the same object; its new class replays calls.
 
 The module therefore remains a submodule of other modules, keeps its parameters, hooks and `state_dict()`, and
 passes for an instance of its class wherever a library checks. Copies and pickles of it are plain modules.
@@ -19,8 +18,9 @@ _METHODS = ("cache_info", "concrete_graph", "explain", "reason")
 
 
 def wrap_module(module: torch.nn.Module, make: Callable, call: Callable | None = None) -> torch.nn.Module:
-    """Make a module replay its calls. `make` makes a function of `call`, by default the call of the module's
-    class.
+    """Make a module replay its calls.
+
+    `make` makes a function of `call`, by default the call of the module's class.
     """
     if _FUNCTION not in module.__dict__:
         plain = type(module)

@@ -62,8 +62,9 @@ def _computed(entry: Entry, values: list[float]) -> Any:
 
 
 def _key(entry: Entry) -> Any:
-    """A key that is equal for equal computations. It tells 0.0 from -0.0 and 1 from 1.0, and equals itself
-    for a NaN.
+    """A key that is equal for equal computations.
+
+    It tells 0.0 from -0.0 and 1 from 1.0, and equals itself for a NaN.
     """
     function, operands = entry
     return function, tuple((int, x) if type(x) is _At else (type(x), repr(x)) for x in operands)

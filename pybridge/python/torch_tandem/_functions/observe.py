@@ -1,5 +1,4 @@
-"""Observation of a call: the code objects that start and the C functions that are called, in whatever
-library.
+"""Observation of a call: the code objects that start, and the C functions that are called.
 
 Calls that are recorded or audited run in Python, under the interpreter's profiling hook. The code that the
 calls of a function have run is the function's world. The function's state is all that this code reads
@@ -170,9 +169,7 @@ class World:
             self.version += 1
 
     def _add_name(self, frame: types.FrameType) -> None:
-        """Note the name of the attribute that a frame is about to reach by `getattr`, `hasattr`, `setattr` or
-        `delattr`.
-        """
+        """Note the name of the attribute that a frame is about to reach by a function in `_BY_NAME`."""
         name = bytecode.second_argument(frame)
         if type(name) is str:
             self.add_name(name)
@@ -233,15 +230,14 @@ def _place(frame: types.FrameType) -> str:
 
 
 observing = 0
-"""The id of the thread whose call is observed, or 0. Functions that this call calls are observed as parts of
-it.
+"""The id of the thread whose call is observed, or 0.
+
+Functions that this call calls are observed as parts of it.
 """
 
 
 class Observed:
-    """A context in which the calling thread is observed: its code and its calls of C functions are noted in a
-    world.
-    """
+    """A context that notes the code and the C functions which the calling thread runs, in a world."""
 
     def __init__(self, world: World) -> None:
         self._world, self._version = world, world.version
@@ -276,8 +272,9 @@ class Observed:
         sys.setprofile(profile)
 
     def _note_collection(self, phase: str, info: dict[str, Any]) -> None:
-        """Note that the garbage collector starts or stops. Finalizers that run meanwhile are not the call's
-        code.
+        """Note that the garbage collector starts or stops.
+
+        Finalizers that run meanwhile are not the call's code.
         """
         if threading.get_ident() == observing:
             self._is_collecting = phase == "start"

@@ -10,8 +10,9 @@ from torch_tandem._functions.state import IMMUTABLE, State
 
 @dataclass(slots=True)
 class Place:
-    """The place of a value: a key of a dict or list, the cell of a variable, or an index of a tuple at the
-    place `within`.
+    """The place of a value: a key of a dict or list, the cell of a variable, or an index of a tuple.
+
+    `within` is the place of the tuple.
     """
 
     holder: Any
@@ -43,9 +44,7 @@ class Place:
 
 
 def place_of(state: State, number: int, objects: list) -> Place | None:
-    """The place of a state's value in a call with these objects as arguments, or None if it cannot be
-    replaced.
-    """
+    """The place of a state's value in a call with these arguments, or None if it cannot be replaced."""
     value = state.values[number]
     try:
         holder = _reach(state, value.parent, objects)

@@ -1,5 +1,4 @@
-"""The state of a program that a call of a function could read, and its comparison with the state at a later
-call.
+"""The state of a program that a call of a function could read, and its comparison with a later state.
 
 `walk.py` lists the state: values that can be compared, and objects that can be told apart by their identity.
 """
@@ -150,8 +149,7 @@ class State:
         return found
 
     def check(self, without: set[Path]) -> Callable[[list], int]:
-        """Return a function of the call's objects that returns the number of the first value that differs, or
-        -1.
+        """Return a function of the call's objects that returns the number of the first unequal value, or -1.
 
         The values at the paths `without`, and the values that these lead to, are not compared.
         """

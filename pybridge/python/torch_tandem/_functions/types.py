@@ -1,6 +1,4 @@
-"""Types of `torch_tandem.function` for type checkers: a replayed function keeps the signature of the
-original.
-"""
+"""Types of `torch_tandem.function` for type checkers: a wrapped function keeps its signature."""
 
 from collections.abc import Callable, Sequence
 from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, overload

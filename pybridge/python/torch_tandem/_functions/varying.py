@@ -55,8 +55,9 @@ class Varying:
         return len(self.arguments) > known
 
     def add_state(self, one: State, two: State, changed: dict[Path, str]) -> bool:
-        """Note the values that differ between two states, if all are floats. Returns whether such values were
-        found.
+        """Note the values that differ between two states, if all are floats.
+
+        Returns whether such values were found.
         """
         new = changed.keys() - self.paths.keys()
         if self.refusal or not new:
@@ -67,8 +68,9 @@ class Varying:
         return True
 
     def split(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, list[float]]:
-        """Replace the arguments that vary by a placeholder. Returns the positional and named arguments, and
-        the numbers.
+        """Replace the arguments that vary by a placeholder.
+
+        Returns the positional and named arguments, and the numbers.
         """
         numbers: list[float] = []
 
@@ -119,8 +121,9 @@ class Followed:
         return None if None in places else places  # type: ignore[return-value]
 
     def _given(self, numbers: list[float], objects: list) -> list[float] | None:
-        """The given numbers of a call: the arguments `numbers`, and the numbers in the state. None if one is
-        missing.
+        """The given numbers of a call: the arguments `numbers`, and the numbers in the state.
+
+        None if one is missing.
         """
         places = self._places(objects)
         if places is None:
@@ -186,9 +189,7 @@ class Followed:
         self.differed, self.moved, self.links = equal.differed, equal.moved, equal.links
 
     def beyond(self, known: "Followed") -> str | None:
-        """The difference between this call's fed numbers and the ones that a replay of `known` feeds, or
-        None.
-        """
+        """The difference between the fed numbers of this call and of a replay of `known`, or None."""
         return "an operator is fed a number that had not varied before" if self.moved - known.moved else None
 
     def without_numbers(self, result: Any) -> Any:
@@ -211,9 +212,7 @@ class Followed:
         return "its backward pass runs outside of the call" if has_backward else ""
 
     def values(self, numbers: list[float], objects: list) -> list[tuple[int, float]] | None:
-        """The places and values that a replay feeds; None if the numbers may lead to other operators than the
-        recorded ones.
-        """
+        """The places and values that a replay feeds; None if the numbers may lead to other operators."""
         given = self._given(numbers, objects)
         if given is None or len(given) != self.tape.given:
             return None

@@ -258,8 +258,9 @@ class _Walk:
             self.add("i", at, i, label.format(i), ("i", i), item)
 
     def pairs(self, at: int, value: dict, follows: Callable[[Any], bool] | None, label: str) -> None:
-        """List the keys and values of a dict in order. Only the values whose keys `follows` accepts are
-        compared.
+        """List the keys and values of a dict in order.
+
+        Only the values whose keys `follows` accepts are compared.
         """
         for i, (key, item) in enumerate(list(dict.items(value))):
             name = key if type(key) in IMMUTABLE else _name_of_object(key)
@@ -389,8 +390,9 @@ class _Walk:
         )
 
     def is_torchs(self, at: int) -> bool:
-        """Whether a value is reached from a global of PyTorch. PyTorch's own caches and counters do not
-        matter.
+        """Whether a value is reached from a global of PyTorch.
+
+        PyTorch's own caches and counters do not matter.
         """
         while self.values[at].parent >= 0:
             at = self.values[at].parent
@@ -443,9 +445,7 @@ class _Walk:
             )
 
     def attributes(self, at: int, attributes: dict, kind: type = object) -> None:
-        """List the attributes of an object: all names in order, and the values of the attributes that code
-        names.
-        """
+        """List the attributes of an object: all names in order, and the values that code names."""
         inside = self.add("d", at, None, "", ("d",), attributes, exact=False)
         entry = self.values[inside]
         entry.kind, entry.expected, entry.length = "l", dict, len(attributes)
@@ -546,8 +546,9 @@ class _Walk:
             self.imported(namespace, level, name, names)
 
     def chain(self, at: int, namespace: dict, name: str, label: str, rest: list[str], called: bool) -> None:
-        """List a name of a namespace. If its value is a module, also list the names in `rest`, each read from
-        the one before.
+        """List a name of a namespace.
+
+        If its value is a module, also list the names in `rest`, each read from the one before.
         """
         value = namespace.get(name)
         is_module = issubclass(type(value), types.ModuleType)
@@ -629,9 +630,7 @@ _pythons: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
 
 
 def _is_pythons(kind: type) -> bool:
-    """Whether a class is defined in Python, so that its objects have attributes and slots, and no other
-    state.
-    """
+    """Whether a class is defined in Python: its objects have attributes and slots, but no other state."""
     known = _pythons.get(kind)
     if known is None:
         members = vars(kind)
@@ -650,9 +649,7 @@ def _is_pythons(kind: type) -> bool:
 
 
 def _prepare_names(walk: _Walk) -> None:
-    """Add the names of attributes that code reads from globals, or from members of modules, which are no
-    modules.
-    """
+    """Add the names of attributes that code reads from globals, as far as these are no modules."""
     for code, namespace in walk.world.codes.values():
         for name, *rest in bytecode.reads(code).globals:
             value = namespace.get(name)

@@ -1,4 +1,4 @@
-"""The program: how it runs as `__main__`, its imports and exceptions, and whether it names devices.
+"""The program: running it as `__main__`, its imports and exceptions, and whether it names devices.
 
-Nothing here imports torch, and `tandem compare` runs files of this folder without the package.
+No file of this folder imports torch, and `tandem compare` runs some of them without importing the package.
 """

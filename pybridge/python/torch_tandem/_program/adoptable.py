@@ -1,4 +1,4 @@
-"""Which programs are adopted: those in which neither the script nor a library chooses a device."""
+"""Selection of the programs to adopt: neither the script nor a library that it imports chooses a device."""
 
 import ast
 import re
@@ -19,17 +19,17 @@ LIBRARIES = frozenset(
     ]
 )
 # fmt: on
-"""Packages that name the host and are right with adopted tensors: docs/trainers.md, docs/libraries.md.
+"""Packages that name the host but work with adopted tensors: docs/trainers.md, docs/libraries.md.
 
-SciPy and scikit-learn do so for arrays of other libraries; they take tensors through NumPy.
+SciPy and scikit-learn name the host for arrays of other libraries. They take tensors through NumPy.
 """
 
 
 def names_a_device(source: str) -> bool:
     """Whether a script chooses devices itself.
 
-    It does if a name, attribute, keyword or string in it contains one of `_DEVICE_WORDS`. Comments and
-    docstrings are ignored.
+    The script does if a name, attribute, keyword or string in it contains one of `_DEVICE_WORDS`. Comments
+    and docstrings are ignored.
     """
     try:
         tree = ast.parse(source)
@@ -55,10 +55,10 @@ _HOST = re.compile(rb"[\"']cpu(:0)?[\"']")
 
 
 def line_that_chooses_the_host(source: bytes) -> int:
-    """Return the first line of a module at which it uses "cpu" as a device, or 0.
+    """Return the first line at which a module chooses the host as the device of tensors, or 0.
 
-    That is a default, assignment, comparison or call that names the host and also has one of `_DEVICE_WORDS`
-    in it, such as `device="cpu"`. A result that is moved there is no choice: `x.to("cpu")`,
+    Such a line has a default, assignment, comparison or call that contains both "cpu" and one of
+    `_DEVICE_WORDS`, such as `device="cpu"`. Moving a result to the host is no choice: `x.to("cpu")`,
     `map_location="cpu"`.
     """
     if not _HOST.search(source) or b"torch" not in source:
@@ -72,7 +72,7 @@ def line_that_chooses_the_host(source: bytes) -> int:
 
 
 def _parts(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements and expressions of a module that are looked at as a whole."""
+    """Yield the statements and expressions of a module, each of which is searched as a whole."""
     for node in ast.walk(tree):
         match node:
             case ast.arguments():
@@ -111,11 +111,11 @@ def _chooses_the_host(part: ast.AST) -> bool:
 
 
 def watch_imports(found: Callable[[str], None]) -> None:
-    """Call `found` with the place at which a module that is imported from now on chooses the host, once."""
+    """Call `found` once, with the first line at which a module imported from now on chooses the host."""
     original = SourceFileLoader.get_code
     is_found = False
 
-    # Importing compiles a module here; looking for one does not.
+    # `get_code` is called for an import, but not when a module is only looked up.
     def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
         nonlocal is_found
         if not is_found and fullname.partition(".")[0] not in LIBRARIES:

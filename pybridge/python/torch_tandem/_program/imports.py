@@ -1,4 +1,4 @@
-"""Functions that run when a module has been imported."""
+"""Changes to modules, which are made when a module has been imported."""
 
 import sys
 import warnings
@@ -12,7 +12,7 @@ Change = Callable[[ModuleType], None]
 
 
 def watch(changes: Mapping[str, Change]) -> None:
-    """Call each function with its module once that is imported, or now if it is."""
+    """Change each module when its import has ended, or now if it already has."""
     sys.meta_path.insert(0, _Finder(changes))
     for name in changes:
         if (module := sys.modules.get(name)) and module.__spec__:
@@ -23,7 +23,7 @@ def watch(changes: Mapping[str, Change]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finder that leaves finding to the others, and adds a call to the end of a module's execution."""
+    """A finder that asks the other finders, and adds a call to the end of a module's execution."""
 
     def __init__(self, changes: Mapping[str, Change]) -> None:
         self._changes = changes
@@ -51,12 +51,12 @@ def _change_after(loader: Loader, change: Change) -> None:
 
 
 def _change_at_the_end(spec: ModuleSpec, change: Change) -> None:
-    """Change a module whose import is under way, because `import torch` in it loads Tandem (autoload)."""
+    """Change a module at the end of its import, in which `import torch` has loaded Tandem (autoload)."""
 
     class UnderWay(ModuleSpec):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
-            # importlib resets this attribute at the end, also if the import fails.
+            # importlib sets `_initializing` to False at the end of an import, also of one that fails.
             if name == "_initializing" and not value and self.name in sys.modules:
                 _change(sys.modules[self.name], change)
 
@@ -67,7 +67,7 @@ def _change(module: ModuleType, change: Change) -> None:
     try:
         change(module)
     except Exception as error:
-        # The library works without the change, but not with Tandem by itself.
+        # Without the change the library works, but does not choose Tandem by itself.
         warnings.warn(
             f"Tandem does not know this version of {module.__name__} ({type(error).__name__}: {error}), "
             "which may choose another device by itself",

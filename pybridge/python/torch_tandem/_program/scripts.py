@@ -1,4 +1,4 @@
-"""Running of an unchanged script as `__main__`: it sees what it sees under `python script.py`."""
+"""Runs an unchanged script as `__main__`, in the same environment as under `python script.py`."""
 
 import builtins
 import importlib.util
@@ -17,7 +17,7 @@ Hide = Callable[[BaseException], None]
 
 
 class NotFound(Exception):
-    """There is no such script or module."""
+    """The error that a script or module does not exist."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def find_file(path: str) -> Script:
     if path == "-":
         data = sys.stdin.buffer.read() if sys.stdin else b""
         return Script("<stdin>", "-", _unless_safe(""), data)
-    absolute = os.path.join(os.getcwd(), path)  # "." and ".." stay, as with the interpreter
+    absolute = os.path.join(os.getcwd(), path)  # "." and ".." are kept, as by the interpreter
     if importer := pkgutil.get_importer(absolute):
         spec = importer.find_spec("__main__")
         if spec is None:
@@ -73,9 +73,10 @@ def find_module(name: str) -> Script:
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
-    """Find a module, or the `__main__` of a package, without importing the packages that it is in.
+    """Find a module, or the `__main__` of a package, without importing the packages around it.
 
-    Their code must not run before the script does. Returns None if the packages find their modules by code.
+    The code of these packages must not run before the script does. Returns None if a package can find its
+    modules only by running code.
     """
     names, path, spec = name.split("."), None, None
     for number in range(len(names)):
@@ -111,9 +112,11 @@ def _folder(path: str) -> str:
 def run(
     script: Script, args: list[str], hide_frames: Hide, code: CodeType | None = None
 ) -> tuple[int, BaseException | None]:
-    """Run `script` with `args`, and show the exception that ends it, if any, without frames that are hidden.
+    """Run `script` with `args`.
 
-    Returns the exit status and that exception. `code` is run instead of the script's own, if it is given.
+    If an exception ends the script, show it without the frames that `hide_frames` removes.
+
+    Returns the exit status and the exception. `code` replaces the script's own code.
     """
     main = _main_module()
     # Pickling and worker processes look for the script's classes in the module `__main__`.
@@ -134,7 +137,7 @@ def run(
     error = _shown(error, hide_frames) if error else None
     status = _status(error)
     if script.module is None and not isinstance(error, SystemExit):
-        # The interpreter also removes these, before functions that run at exit.
+        # The interpreter also removes these names, before the exit handlers run.
         main.__dict__.pop("__file__", None)
         main.__dict__.pop("__cached__", None)
     return status, error
@@ -173,7 +176,7 @@ def _run_module(script: Script, main: ModuleType, code: CodeType | None) -> None
 
 
 def _shown(error: BaseException, hide_frames: Hide) -> BaseException:
-    """Print an exception as the interpreter does, and return it, or the exit that `sys.excepthook` raises."""
+    """Print an exception as the interpreter does. Returns it, or the exit that `sys.excepthook` raises."""
     if isinstance(error, SystemExit):
         return error
     hide_frames(error)
@@ -194,7 +197,7 @@ def _shown(error: BaseException, hide_frames: Hide) -> BaseException:
 
 
 def _status(error: BaseException | None) -> int:
-    """Return the exit status of a script that ended with an exception. The text of an exit is printed."""
+    """Return the exit status of a script. If it has ended with `sys.exit(text)`, print the text."""
     if not isinstance(error, SystemExit):
         return int(error is not None)
     if error.code is None or isinstance(error.code, int):
@@ -208,7 +211,7 @@ def _print(error: BaseException) -> None:
 
 
 def write(text: str, stream: Any = None) -> None:
-    """Write text to stderr, or nothing if it was closed or nobody reads it."""
+    """Write text to stderr or `stream`. A closed stream, or a pipe without a reader, is ignored."""
     stream = stream or sys.stderr
     try:
         stream.write(text)

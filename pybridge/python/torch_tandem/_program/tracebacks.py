@@ -1,22 +1,22 @@
-"""Exceptions without the frames of this package, which say nothing about the program."""
+"""Removal of this package's frames from tracebacks, because they say nothing about the program."""
 
 import os
 from types import TracebackType
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-"""The folder that all files of this package are in."""
+"""The package's folder, with a separator at the end."""
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take the frames of this package, up to the next of the program, out of the traceback's beginning.
+    """Remove the frames of this package at the beginning of an exception's traceback.
 
-    To be called in an `except` clause that ends with a bare `raise`, which does not add its frame again.
+    Must be called in an `except` clause that ends with a bare `raise`, which does not add its frame again.
     """
     error.__traceback__ = _program(error.__traceback__)
 
 
 def hide_all_frames(error: BaseException) -> None:
-    """Take all frames of this package out of the tracebacks of an exception and of those it belongs with."""
+    """Remove all frames of this package from the tracebacks of an exception, its causes and its contexts."""
     done: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -32,11 +32,11 @@ def hide_all_frames(error: BaseException) -> None:
 
 
 def _program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that follows the frames of this package at its beginning."""
+    """Return the rest of a traceback after the frames of this package at its beginning."""
     is_own = False
     while traceback is not None:
         frame = traceback.tb_frame
-        # Calls of this package's operators have a frame in torch/_ops.py.
+        # The call of an operator of this package has a frame in torch/_ops.py between two of the package's.
         is_operator = is_own and frame.f_globals.get("__name__") == "torch._ops"
         if not is_operator and not frame.f_code.co_filename.startswith(PACKAGE):
             break

@@ -1,1 +1,1 @@
-"""The report: what Python measures for it, its data's types, its findings, and text, page and trace of it."""
+"""The report: Python's measurements, the types of the data, findings, and the text, page and trace."""

@@ -1,4 +1,4 @@
-"""Modules that may become functions: the time of their outermost calls, measured in a few iterations."""
+"""Modules that `--function` could name: the time of their outermost calls, measured in a few iterations."""
 
 import threading
 import time
@@ -9,7 +9,8 @@ from torch import nn
 
 from torch_tandem._report.types import Candidate
 
-# Optimizer steps between which calls are timed: after most of the tracing, and for few calls.
+# The optimizer steps at which timing begins and ends. Most of the tracing is over by then, and few calls get
+# slower.
 FIRST, LAST = 20, 30
 
 _times: Counter[type] = Counter()
@@ -27,7 +28,7 @@ _inside = _Inside()
 
 
 def after_step(steps: int) -> None:
-    """Begin to time the calls of modules after some optimizer steps, and end after some more."""
+    """Begin or end the timing of module calls, if the number of optimizer steps says so."""
     global _begin, _elapsed
     if steps == FIRST and nn.Module.__call__ is nn.Module._wrapped_call_impl:
         nn.Module.__call__ = _timed_call
@@ -38,7 +39,7 @@ def after_step(steps: int) -> None:
 
 
 def _timed_call(self, *args, **kwargs):
-    # Dynamo must trace the module's call alone.
+    # Dynamo must trace only the module's own call.
     if torch.compiler.is_compiling() or _inside.call or not torch.is_grad_enabled():
         return self._wrapped_call_impl(*args, **kwargs)
     _inside.call = True
@@ -52,7 +53,7 @@ def _timed_call(self, *args, **kwargs):
 
 
 def found() -> list[Candidate]:
-    """Return the classes of modules that were called, those that took the most time first."""
+    """Return the classes of the modules that were called, ordered by time, longest first."""
     if not _elapsed:
         return []
     return [
@@ -67,7 +68,7 @@ def found() -> list[Candidate]:
 
 
 def _name(kind: type) -> str:
-    """Return a class as `tandem run --function` names it."""
+    """Return the name of a class in the form of `tandem run --function`."""
     name = kind.__qualname__.replace(".<locals>", "")
     return name if kind.__module__ == "__main__" else f"{kind.__module__}:{name}"
 

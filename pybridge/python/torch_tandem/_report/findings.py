@@ -13,9 +13,10 @@ from torch_tandem._report.types import Report, Step, What
 
 Severity = Literal["good", "note", "slow"]
 
-# Share of the time from which a line or a symptom is named.
+# Minimum share of the time for which a line or a symptom is named.
 NOTABLE = 0.05
-# Iterations that nothing is concluded from, and the first ones, in which most is traced.
+# Number of iterations that are too few for a conclusion, and number of first iterations to leave out, in
+# which most of the tracing happens.
 FEW = 10
 
 _LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
@@ -46,7 +47,7 @@ class Finding:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Return the verdict, the findings and the times that they are based on, as plain data."""
+    """Return the verdict, the findings, and the times behind them, as plain data."""
     found, times = [asdict(finding) for finding in findings(report)], _times(report)
     return {"verdict": verdict(report), "findings": found, "times": asdict(times) | {"busy": times.busy}}
 
@@ -102,7 +103,7 @@ def models(report: Report) -> list[Finding]:
 
 
 def failed_audits(report: Report) -> list[Finding]:
-    """Functions whose replays may have been wrong."""
+    """Return a finding for each function whose replays may have been wrong."""
     return [
         Finding("slow", f"The function {function['name']}: {function['reason']}.", "")
         for function in report["functions"]
@@ -134,7 +135,7 @@ def findings(report: Report) -> list[Finding]:
 
 
 def _pace(report: Report) -> list[Finding]:
-    """Return a finding about which runner waits for the other one."""
+    """Return a finding about the runner that waits for the other runner."""
     times = _times(report)
     if times.elapsed < 1000:  # microseconds; too short for a statement
         return []
@@ -165,7 +166,7 @@ def _pace(report: Report) -> list[Finding]:
 
 
 def candidate(report: Report) -> str:
-    """Advise to make a function of the module whose calls take the most time, if Python sets the pace."""
+    """Return the advice to replay the calls of the module that takes most time, if Python sets the pace."""
     times = _times(report)
     is_bound = times.settled and times.busy < 0.5 * times.elapsed and times.waiting < 0.1 * times.elapsed
     if not is_bound or report["functions"] or not report["candidates"]:
@@ -185,7 +186,7 @@ def candidate(report: Report) -> str:
 
 
 def _coverage(report: Report, rest: str) -> list[Finding]:
-    """Return findings about the share of ops that were co-executed. `rest` is a sentence about the others."""
+    """Return findings about the share of ops that were co-executed. `rest` is advice about the other ops."""
     found = []
     late = late_calls(report)
     steps = report["steps_traced"] + report["steps_coexecuted"]
@@ -236,7 +237,7 @@ def _unrecorded(report: Report) -> list[Finding]:
 
 
 def _divergences(report: Report) -> list[Finding]:
-    """Return a finding about divergences that go on, or that have cost a notable share of the time."""
+    """Return a finding about divergences, if they still happen or have cost a notable share of the time."""
     divergences = report["divergences"]
     steps = report["steps_traced"] + report["steps_coexecuted"]
     if not divergences or steps < FEW:
@@ -271,7 +272,7 @@ def _feeds(report: Report) -> list[Finding]:
 
 
 def _worst_fetch(report: Report) -> tuple[str, int] | None:
-    """Return the line that waits longest, over all its fetches, and its waiting time in microseconds."""
+    """Return the line whose fetches wait longest in total, and their waiting time in microseconds."""
     waits: dict[str, int] = {}
     for fetch in report["fetches"]:
         waits[fetch["line"]] = waits.get(fetch["line"], 0) + fetch["wait_us"]
@@ -281,7 +282,7 @@ def _worst_fetch(report: Report) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class LateCalls:
-    """Operator calls after the first iterations, whose number is `after`."""
+    """The operator calls after the first `after` iterations."""
 
     after: int
     calls: int
@@ -289,7 +290,7 @@ class LateCalls:
 
 
 def late_calls(report: Report) -> LateCalls | None:
-    """Return the calls after the tenth iteration, or else after the fifth, or None if there are none."""
+    """Return the operator calls after the tenth iteration; if there are none, after the fifth."""
     if report["ops_after_10"]:
         return LateCalls(10, report["ops_after_10"], report["ops_coexecuted_after_10"])
     if report["ops_after_5"]:
@@ -299,34 +300,35 @@ def late_calls(report: Report) -> LateCalls | None:
 
 @dataclass(frozen=True)
 class _Times:
-    """Times in microseconds.
+    """Times of the run, in microseconds.
 
-    `settled` says that only iterations after the tenth are counted; `step` is the median of their times.
+    If `settled`, only iterations after the tenth are counted, and `step` is the median of their times.
     """
 
     elapsed: int
-    waiting: int  # of Python
-    inline: int  # in which kernels ran on Python's thread
-    beside: int  # in which kernels ran on GraphRunner's thread
+    waiting: int  # Python's waiting
+    inline: int  # kernels on Python's thread
+    beside: int  # kernels on GraphRunner's thread
     settled: bool
     step: float
 
     @property
     def busy(self) -> int:
-        """Time in which kernels ran."""
+        """The time of all kernels."""
         return self.inline + self.beside
 
 
 def _times(report: Report) -> _Times:
-    """Add up the times of the recorded iterations after the tenth, and what followed the last one.
+    """Return the times of the recorded iterations after the tenth, including the wait after the last one.
 
-    If there are fewer than ten of them, use the times of the whole run, including imports.
+    If fewer than ten such iterations were recorded, return the times of the whole run, imports included.
     """
     settled = [s for s in report["steps"] if s["number"] > FEW]
     if len(settled) < FEW:
         waiting, inline = report["python_stall_us"], report["python_kernels_us"]
         return _Times(_elapsed(report), waiting, inline, report["runner_exec_us"], settled=False, step=0)
-    # The program waits for the last iterations after they have ended. What else it does then belongs to none.
+    # The program still waits for the work of the last iterations when these have ended. Its other time after
+    # them belongs to no iteration.
     last = report["running"]
     elapsed = sum(map(_elapsed, settled)) + last["python_stall_us"] + last["python_kernels_us"]
     counted = [*settled, last]
@@ -341,12 +343,12 @@ def _times(report: Report) -> _Times:
 
 
 def _elapsed(times: Report | Step) -> int:
-    """Return the time of a run or an iteration: Python runs the program, waits, or executes kernels."""
+    """Return the time of a run or an iteration: Python's times in the program, waiting, and in kernels."""
     return times["python_exec_us"] + times["python_stall_us"] + times["python_kernels_us"]
 
 
 def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
-    """Return the shares of each runner's time by what it did; those of a runner add up to all."""
+    """Return the shares of each runner's time by activity. The shares of a runner add up to 100 %."""
     times = _times(report)
 
     def share(part: int) -> str:
@@ -362,7 +364,7 @@ def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
 
 
 def speed(report: Report) -> str:
-    """Return the time of an iteration, or "" if there were too few."""
+    """Return a text with the time of an iteration, or "" if there were too few."""
     step = _times(report).step
     if not step:
         return ""
@@ -371,13 +373,13 @@ def speed(report: Report) -> str:
 
 
 def place(line: str) -> str:
-    """Return a short name of a line and its text: `train.py:31 (loss.item())`."""
+    """Return a short location of a line with its source text, such as `train.py:31 (loss.item())`."""
     name, text = short_line(line).split(" in ")[0], source(line)
     return f"{name} ({text})" if text else name
 
 
 def short_line(line: str) -> str:
-    """Return a line with its path relative to the program's folder or to site-packages, or with its cell."""
+    """Return the location of a line: a notebook cell, or relative to the program or site-packages."""
     match = _LINE.match(line)
     if match and (cell := _cell(match["file"])):
         return f"{cell}, line {match['number']}" + (f" in {match['function']}" if match["function"] else "")
@@ -386,7 +388,7 @@ def short_line(line: str) -> str:
 
 
 def _cell(file: str) -> str | None:
-    """Return the name of a notebook's cell, such as In[6], whose code is in a file of this name."""
+    """Return the name of the notebook cell whose code IPython has given this file name, such as In[6]."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     named = shell and getattr(shell.compile, "format_code_name", lambda file: None)(file)
@@ -394,13 +396,13 @@ def _cell(file: str) -> str | None:
 
 
 def roots() -> list[str]:
-    """Return the folders whose files are shown without a path: the current one and the program's."""
+    """Return the folders that are left out of the paths of files: the current folder and the program's."""
     program = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
     return [os.path.join(folder, "") for folder in dict.fromkeys((os.getcwd(), program))]
 
 
 def source(line: str) -> str:
-    """Return the text of a line, at most 100 characters of it, or "" if its file cannot be read."""
+    """Return the source text of a line, at most 100 characters, or "" if the file cannot be read."""
     match = _LINE.match(line)
     if match is None:
         return ""

@@ -1,4 +1,4 @@
-"""Peak bandwidth and arithmetic rate of this machine: the roofline that kernels are compared with."""
+"""The machine's peak bandwidth and arithmetic rate, which the report compares kernels with (roofline)."""
 
 import functools
 import time
@@ -16,9 +16,9 @@ _TRIES = 5
 
 @functools.cache
 def peaks() -> Machine:
-    """Measure bytes per second of a copy (read and written) and operations per second of a matrix product.
+    """Measure the rates of a copy, in bytes read and written, and of a matrix product, in operations.
 
-    Each is the best of a few tries on PyTorch's threads.
+    Both are per second, and each is the best of a few tries on PyTorch's threads.
     """
     source = torch.ones(_COPIED // 4, device="cpu")
     target = torch.empty_like(source)

@@ -1,4 +1,4 @@
-"""Notes for the report: what Tandem's Python code did differently from PyTorch, and how often."""
+"""Notes for the report on what Tandem's Python code did differently from PyTorch, with their counts."""
 
 from collections import Counter
 
@@ -6,17 +6,17 @@ _counts: Counter[str] = Counter()
 
 
 def add(text: str) -> None:
-    """Add a note, or increase its count."""
+    """Add a note. If it exists, increase its count."""
     _counts[text] += 1
 
 
 def remove(text: str) -> None:
-    """Remove a note, if it is there."""
+    """Remove a note if it exists."""
     _counts.pop(text, None)
 
 
 def lines() -> list[str]:
-    """Return the notes, with their counts if greater than one."""
+    """Return the texts of the notes, each with its count if the count is greater than one."""
     return [text if count == 1 else f"{text} ({count} times)" for text, count in _counts.items()]
 
 

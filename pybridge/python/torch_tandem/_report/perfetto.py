@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 
 def trace(timeline: Timeline, steps: list[Step]) -> dict[str, Any]:
-    """Return the trace in Chrome's JSON object format. The report's `steps` become counters."""
+    """Return the trace in Chrome's JSON object format. The `steps` of the report become counters."""
     events = [*_names(), *_nested(_iterations(timeline))]
     activities = list(_nested(_python(timeline)))
     blocks = list(_blocks(timeline))
@@ -74,7 +74,7 @@ def _blocks(timeline: Timeline) -> Iterable[Event]:
 
 
 def _executing(timeline: Timeline, python: list[Event]) -> Iterable[Event]:
-    """Yield the parts of iterations without an event of PythonRunner, in which the program ran."""
+    """Yield the times within iterations in which PythonRunner has no event, because the program ran."""
     events = sorted(python, key=lambda e: e["ts"])
     at = 0
     for number, start, end in sorted(timeline["steps"], key=lambda s: s[1]):
@@ -92,9 +92,11 @@ def _executing(timeline: Timeline, python: list[Event]) -> Iterable[Event]:
 
 
 def _nested(events: Iterable[Event]) -> Iterable[Event]:
-    """Yield the slices of a thread in order, each shortened to end within its parent, as viewers require.
+    """Yield the slices of a thread in order.
 
-    Rounding to microseconds can make neighbouring slices overlap by one microsecond.
+    A slice is shortened if it would end after its parent, as viewers require.
+
+    The reason is rounding to microseconds, by which neighbouring slices can overlap by one microsecond.
     """
     open_ends: list[float] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):

@@ -68,7 +68,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _places(reports: Iterable[Report]) -> list[tuple[str, str]]:
-    """Return the operators and lines of all collectives, those that took longest in any rank first."""
+    """Return the operators and lines of all collectives, ordered by their longest time in any rank."""
     longest: dict[tuple[str, str], int] = {}
     for report in reports:
         for row in report["collectives"]:

@@ -1,4 +1,4 @@
-"""Detection of models that are not on the device, when they are called or when an optimizer trains them."""
+"""Detection of models that are not on the device: at their first call, and at an optimizer's first step."""
 
 import os
 import site
@@ -20,7 +20,7 @@ _named = WeakIdKeyDictionary()  # parameters of the models in `_elsewhere`
 _elsewhere: dict[str, Model] = {}
 
 _TORCH = (os.path.dirname(torch.__file__), PACKAGE)
-_PACKAGES = "/site-packages/"  # also of other environments on the path
+_PACKAGES = "/site-packages/"  # a part of the paths of packages, also in other environments
 _LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")})
 
 
@@ -57,7 +57,10 @@ def _note(what: str, parameters: list[torch.Tensor]) -> None:
 
 
 def _place(frame: FrameType | None) -> tuple[str, str]:
-    """Return the program's innermost line on the stack, or else a library's, and the innermost library."""
+    """Return the innermost line of the program on the stack, and the innermost library.
+
+    If the stack has no line of the program, return a library's line.
+    """
     best, library = "", ""
     while frame is not None:
         code = frame.f_code
@@ -78,7 +81,7 @@ def models() -> list[Model]:
 
 
 def clear() -> None:
-    """Forget all models, so that they are checked again when they run."""
+    """Forget all models. Their next call or optimizer step checks them again."""
     _looked_at.clear()
     _named.clear()
     _elsewhere.clear()

@@ -1,11 +1,11 @@
-"""Access to the summary, whose library, rich, draws from Python's generator when it is imported."""
+"""Import of the summary. Its library, rich, draws from Python's random generator when it is imported."""
 
 import random
 from types import ModuleType
 
 
 def summaries() -> ModuleType:
-    """Import the module that makes texts of reports. Python's generator is left as it was."""
+    """Import the module `summary` and restore the state of Python's random generator."""
     state = random.getstate()
     try:
         from torch_tandem._report import summary

@@ -31,7 +31,7 @@ _WIDTH = 110  # width of output that does not go to a terminal, in characters
 
 
 def show(report: Report, file: IO[str] | None = None, verbose: bool = False) -> None:
-    """Print the summary to `file`, or to stderr if it is None."""
+    """Print the summary to `file`, by default to stderr."""
     file = file or sys.stderr
     _print(_console(file, None if file.isatty() else _WIDTH), report, verbose)
 
@@ -44,7 +44,7 @@ def text(report: Report, verbose: bool = False) -> str:
 
 
 def _console(file: IO[str], width: int | None) -> Console:
-    # In a notebook, rich displays what is printed to any file, and takes any file for a terminal.
+    # In a notebook, rich takes any file for a terminal, and displays its output as well.
     is_terminal = False if isinstance(file, io.StringIO) else None
     return Console(file=file, width=width, highlight=False, force_jupyter=False, force_terminal=is_terminal)
 
@@ -95,7 +95,7 @@ def _facts(report: Report, verbose: bool) -> Table:
 
 
 def _operators(report: Report) -> str:
-    """Say how many operator calls were co-executed: of the later iterations, and of all."""
+    """Return the number of operator calls that were co-executed, of the later iterations and of all."""
     captured, on_host = report["ops_captured"], report["ops_on_host"]
     share = _percent(report["ops_coexecuted"], captured + on_host)
     calls = f"{captured:,} captured" + (f", about {on_host:,} on host tensors" if on_host else "")
@@ -108,7 +108,7 @@ def _operators(report: Report) -> str:
 
 
 def _details(report: Report) -> Iterable[tuple[str, str]]:
-    """Yield what is of use to those who work on Tandem itself."""
+    """Yield details for developers of Tandem, as names and values."""
     for region in report["regions"]:
         beside, inline = region["beside_ns"], region["inline_ns"]
         if beside is None or inline is None:
@@ -167,7 +167,7 @@ def _tables(report: Report, verbose: bool) -> Iterable[tuple[str, Table]]:
 
 
 def _fetches(entries: list[Fetch]) -> Table:
-    """Return a table of the lines that read values. A source line may contain several fetches."""
+    """Return a table of the lines that read values. A row may stand for several fetches at a line."""
     lines: dict[str, list[int]] = {}
     for fetch in entries:
         total = lines.setdefault(short_line(fetch["line"]), [0, 0, 0])
@@ -196,7 +196,7 @@ def _divergences(entries: list[Divergence]) -> Table:
 
 
 def _kernels(entries: list[Kernel], machine: Machine) -> Table:
-    """Return a table of kernels with their time and their share of the machine's peak rates."""
+    """Return a table of kernels, with their times and their shares of the machine's peak rates."""
     rows = []
     for kernel in entries:
         seconds = max(kernel["exec_us"], 1) / 1e6

@@ -1,9 +1,11 @@
 """The report, the timeline and the graphs as plain data.
 
 `CoreReport`, `Timeline` and `Graphs` have exactly the keys of the Rust types in `pybridge/src/report.rs`,
-`timeline.rs` and `graphs.rs`, with `Device` and `Adapter` as in `kernels` (`DeviceReport`, `Listing`).
-`tests/python/test_report.py` compares them with the data of programs. Values whose names end in `_us` are
-microseconds, tuples are lists of that length, and a line is text such as `file.py:12 in train`.
+`timeline.rs` and `graphs.rs`. `Device` and `Adapter` have the keys of `DeviceReport` and `Listing` in the
+crate `kernels`. `tests/python/test_report.py` compares all of them with the data of programs.
+
+A value whose name ends in `_us` is in microseconds. A tuple type stands for a list of this length. A line is
+a text such as `file.py:12 in train`.
 """
 
 from typing import Literal, TypedDict
@@ -22,7 +24,7 @@ class Divergence(TypedDict):
     got: str
     reason: str  # the difference in one sentence
     count: int
-    cost_us: int  # until co-execution resumed
+    cost_us: int  # time until co-execution resumed
     first: int  # iteration
     last: int  # iteration
 
@@ -34,7 +36,7 @@ class Fetch(TypedDict):
     op: str
     count: int
     wait_us: int
-    kernels_us: int  # in which Python's thread executed runs for them
+    kernels_us: int  # time in which Python's thread executed runs for these fetches
 
 
 class Feed(TypedDict):
@@ -53,9 +55,9 @@ class Collective(TypedDict):
     op: str
     line: str
     count: int
-    bytes: int  # that this rank sent
-    took_us: int  # from their starts to their ends
-    waited_us: int  # in which the executor waited for them
+    bytes: int  # bytes that this rank sent
+    took_us: int  # sum of the times from start to end
+    waited_us: int  # time in which the executor waited for the collectives
 
 
 class Operator(TypedDict):
@@ -74,7 +76,7 @@ class Kernel(TypedDict):
     lines: list[str]
     count: int
     exec_us: int
-    bytes: int  # that it reads and writes, at least
+    bytes: int  # minimum of the bytes that are read and written
     flops: int
 
 
@@ -92,7 +94,7 @@ Phase = TypedDict(
 
 
 class Step(TypedDict):
-    """One iteration. The times of each runner add up to that of the iteration."""
+    """One iteration. The times of each runner add up to the time of the iteration."""
 
     number: int
     start_us: int
@@ -107,9 +109,9 @@ class Step(TypedDict):
 
 
 class Region(TypedDict):
-    """Placement of a region. Times are per operator, and None if only one place was tried."""
+    """The place of a region. Times are per operator, and None for a place that was not tried."""
 
-    line: str | None  # None for the outside of long loops
+    line: str | None  # None for the region outside of long loops
     place: Literal["beside", "inline"]
     beside_ns: float | None
     inline_ns: float | None
@@ -138,11 +140,11 @@ class Device(TypedDict):
     submissions: int
     pipelines: int
     memory_live_peak: int
-    memory_peak: int  # with caches
+    memory_peak: int  # caches included
 
 
 class CoreReport(TypedDict):
-    """What the engine and the executor have counted."""
+    """The counters of the engine and the executor."""
 
     mode: Mode
     steps_traced: int
@@ -167,7 +169,7 @@ class CoreReport(TypedDict):
     kernels: list[Kernel]
     phases: list[Phase]
     steps: list[Step]
-    running: Step  # the iteration that has not ended
+    running: Step  # the current iteration, which has not ended
     python_exec_us: int
     python_stall_us: int
     python_kernels_us: int
@@ -193,18 +195,18 @@ class Model(TypedDict):
 
     what: str
     line: str
-    library: str  # the installed package whose code ran it, or ""
+    library: str  # the installed package whose code ran the model, or ""
     device: str
     parameters: int
 
 
 class Candidate(TypedDict):
-    """A class of modules whose calls may be replayed, with the time that they took in a few iterations."""
+    """A class of modules whose calls could be replayed, with the time of the calls in a few iterations."""
 
-    name: str  # as `tandem run --function` names it
+    name: str  # in the form of `tandem run --function`
     calls: int
     us: int
-    share: float  # of the time of these iterations
+    share: float  # share of the time of these iterations
 
 
 class Machine(TypedDict):
@@ -215,7 +217,7 @@ class Machine(TypedDict):
 
 
 class Report(CoreReport):
-    """The report: the core's, with what Python knows."""
+    """The report: the counters of the core, and Python's additions."""
 
     functions: list[Function]
     models_elsewhere: list[Model]
@@ -225,7 +227,7 @@ class Report(CoreReport):
 
 
 class MemorySnapshot(TypedDict):
-    """Live storages and their history. A storage is its device, address, bytes and the index of a stack."""
+    """Live storages and their history. A storage has a device, an address, bytes, and a stack's index."""
 
     stacks: list[list[tuple[str, int, str]]]
     live: list[tuple[int, int, int, int]]

@@ -1,4 +1,4 @@
-"""How the package starts: the command's process, the environment, the extension module, the registration.
+"""The start of the package: the command's process, the environment, the extension module, the registration.
 
-No other folder imports this one.
+No other folder of the package imports this one.
 """

@@ -1,4 +1,4 @@
-"""Environment variables, as far as Python looks at them: wrong values and names, and the device.
+"""Environment variables: warnings of misspelt names, the setting of the device, and its errors.
 
 The extension module reads the values (pybridge/src/environment.rs).
 """
@@ -35,11 +35,11 @@ KNOWN = frozenset(
         "VENV",
     )
 )
-"""All variables that docs/environment.md names, those for building included."""
+"""All variables in docs/environment.md, including the ones for building."""
 
 
 def misspelt() -> list[str]:
-    """Return a sentence for each variable whose name is nearly that of a known one."""
+    """Return a warning for each variable whose name is unknown, but similar to a known name."""
     found = []
     for name in sorted(os.environ):
         if name.startswith("TANDEM") and name not in KNOWN:
@@ -49,9 +49,9 @@ def misspelt() -> list[str]:
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Warn at the line of the program that imports the package, or on stderr if the command line does.
+    """Warn at the line of the program that imports the package, or on stderr for the command line.
 
-    Of the ranks of a machine only the first one warns, and no process that `multiprocessing` spawns.
+    On each machine, only the first rank warns. Processes that `multiprocessing` spawns do not warn.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0" or "--multiprocessing-fork" in sys.orig_argv:
         return
@@ -64,7 +64,10 @@ def warn(sentences: Iterable[str]) -> None:
 
 
 def _importing_level() -> int | None:
-    """Return the level, for the caller's `warnings.warn`, of the frame that imports this package, if any."""
+    """Return the `stacklevel` with which a warning of the caller names the line that imports this package.
+
+    Returns None if there is no such line.
+    """
     frame, level = sys._getframe(1).f_back, 2
     while frame is not None:
         file = frame.f_code.co_filename
@@ -77,7 +80,7 @@ def _importing_level() -> int | None:
 
 
 def normalize() -> None:
-    """Make TANDEM_DEVICE lower-case, as adapters' names are compared, so that GPU and CPU are accepted."""
+    """Make TANDEM_DEVICE lower-case, so that GPU and CPU are accepted, and names of adapters in any case."""
     if device := os.environ.get("TANDEM_DEVICE"):
         os.environ["TANDEM_DEVICE"] = device.strip().lower()
 
@@ -89,7 +92,7 @@ def names_adapter() -> bool:
 
 
 def device_error() -> str | None:
-    """Return why TANDEM_DEVICE names no device, and what it can name, or None. torch must be loaded."""
+    """Return an error text if TANDEM_DEVICE names no device, or None. torch must be loaded."""
     from torch_tandem import api
 
     asked = os.environ["TANDEM_DEVICE"]
@@ -107,7 +110,7 @@ def device_error() -> str | None:
 
 
 def _entries(asked: str) -> list[str]:
-    """Split a list at its commas. Those within parentheses are part of an adapter's name."""
+    """Split a list at its commas. A comma within parentheses is part of an adapter's name."""
     return [entry.strip() for entry in re.split(r",(?![^(]*\))", asked)]
 
 
@@ -119,6 +122,9 @@ def _fits(entry: str, adapter: Adapter, software: bool) -> bool:
 
 
 def silence_drivers() -> None:
-    """Set a variable without which Mesa's drivers print an error when adapters are listed."""
+    """Set XDG_RUNTIME_DIR if it is not a path.
+
+    Without it, Mesa's drivers print an error when adapters are listed.
+    """
     if not os.environ.get("XDG_RUNTIME_DIR", "").startswith("/"):
         os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()

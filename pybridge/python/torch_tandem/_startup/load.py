@@ -1,6 +1,7 @@
 """Loading of the extension module `_core` and of the shim for the installed torch.
 
-The shim uses torch's C++ interface, which changes with every minor version, so the package has one for each.
+The shim uses torch's C++ interface, which changes with every minor version of torch. The package has a shim
+for each supported version.
 """
 
 import importlib
@@ -20,7 +21,7 @@ def load_core() -> ModuleType:
             raise
         raise ImportError("torch-tandem needs PyTorch: install torch.") from None
     shim = _shim_for(torch.__version__)
-    environment.normalize()  # the core reads it when it is imported
+    environment.normalize()  # `_core` reads the variable when it is imported
     try:
         core = importlib.import_module("torch_tandem._core")
         core.connect(core.__file__, shim)

@@ -35,7 +35,8 @@ def register() -> None:
 
 
 def _before_fork() -> None:
-    # The child gets a copy of this memory but no GraphRunner, so no work may be pending when it is copied.
-    # Exceptions are suppressed here: reading a poisoned storage raises them.
+    # The child gets a copy of this process's memory but no GraphRunner, so no work may be pending at the
+    # fork. Exceptions of failed ops are suppressed here. They are raised again when the program reads a
+    # poisoned storage.
     with contextlib.suppress(Exception):
         _core.synchronize()

@@ -1,7 +1,7 @@
-"""Trainers of other libraries choose Tandem where they would choose a device by themselves.
+"""Integration of trainers: they choose Tandem where they would choose a device by themselves.
 
-Nothing is imported for it: each library is changed when the program imports it, by a few lines in a file of
-this folder. What a program says itself, such as `Accelerator(cpu=True)`, is kept.
+No library is imported for this purpose. When the program imports one, a few lines in a file of this folder
+change it. Choices of the program itself, such as `Accelerator(cpu=True)`, are kept.
 """
 
 from torch_tandem._program import imports
@@ -18,5 +18,5 @@ CHANGES = {
 
 
 def install() -> None:
-    """Change the modules of `CHANGES` once they are imported, or now if they are."""
+    """Change each module in `CHANGES` when it has been imported, or now if it already has."""
     imports.watch(CHANGES)

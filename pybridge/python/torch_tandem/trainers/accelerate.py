@@ -1,8 +1,9 @@
-"""Hugging Face Accelerate, and the Trainer of transformers, which trains with it.
+"""Hugging Face Accelerate, and the Trainer of transformers, which trains with Accelerate.
 
-Accelerate lists the devices of out-of-tree backends (https://github.com/huggingface/accelerate/issues/3813).
-Its variable ACCELERATE_TORCH_DEVICE is not used here: it overrules `Accelerator(cpu=True)`, and processes
-that the program starts inherit it, even those that do not import Tandem.
+Accelerate has a list of the devices of out-of-tree backends
+(https://github.com/huggingface/accelerate/issues/3813). Its environment variable ACCELERATE_TORCH_DEVICE is
+not used here, because it overrules `Accelerator(cpu=True)`, and processes that the program starts inherit it
+even if they do not import Tandem.
 """
 
 import functools
@@ -44,7 +45,8 @@ def _random(random: ModuleType) -> None:
 
     @functools.wraps(synchronize)
     def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | None = None) -> None:
-        # Several processes on tandem have the type MULTI_GPU, which stands for CUDA.
+        # A program with several processes on tandem has the type MULTI_GPU, from which Accelerate concludes
+        # CUDA.
         if rng_type == random.RNGType.CUDA and not cuda_alias.installed():
             rng_type = random.RNGType.GENERATOR
             generator = torch.tandem.default_generators[torch.tandem.current_device()]
@@ -67,7 +69,7 @@ def _accelerator(accelerator: ModuleType) -> None:
 
 
 def _allow_float16(kind: type) -> None:
-    """Add tandem to the devices with float16, a constant in the constructor's code."""
+    """Add tandem to the list of devices with float16, which is a constant in the code of the constructor."""
     code = kind.__init__.__code__
     constants = [
         value for value in code.co_consts if isinstance(value, tuple) and {"cuda", "npu"} <= {*value}
@@ -85,7 +87,7 @@ def _training_args(training_args: ModuleType) -> None:
     @functools.wraps(choose)
     def device(self: Any) -> torch.device:
         device = choose(self)
-        # transformers repeats Accelerate's choice with a list of its own; `use_cpu` is respected by both.
+        # transformers chooses a device as Accelerate does, but from its own list. Both respect `use_cpu`.
         state = getattr(self, "distributed_state", None)
         return state.device if state and state.device.type == "tandem" else device
 
@@ -101,7 +103,7 @@ def _modeling(modeling: ModuleType) -> None:
         memory = count(max_memory)
         if max_memory is not None or any(isinstance(device, int) for device in memory):
             return memory
-        # Devices share the host's memory, which is therefore not offered a second time as "cpu".
+        # The devices' memory is the host's, so it is not offered a second time as "cpu".
         return {index: mem_get_info(index)[0] for index in range(torch.tandem.device_count())}
 
     modeling.get_max_memory = get_max_memory

@@ -1,4 +1,4 @@
-"""Devices that libraries choose by themselves: functions that return one, and defaults of arguments."""
+"""Replacement of the devices that libraries choose: results of functions, and defaults of arguments."""
 
 import functools
 import inspect
@@ -12,7 +12,7 @@ from torch_tandem import cuda_alias
 
 
 def tandem_instead(owner: Any, name: str) -> None:
-    """Make the function or property `name` of a module or class return tandem in place of its own choice."""
+    """Make the function or property `name` of a module or class return tandem instead of its own choice."""
     original = inspect.getattr_static(owner, name)
     if isinstance(original, property):
         setattr(owner, name, property(_chosen(original.fget), doc=original.__doc__))
@@ -26,7 +26,7 @@ def _chosen(choose: Callable) -> Callable:
     @functools.wraps(choose)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         device = choose(*args, **kwargs)
-        # With the alias, libraries choose "cuda", which is Tandem.
+        # With the alias installed, a library chooses "cuda", which means Tandem.
         return device if cuda_alias.installed() else type(device)("tandem")
 
     return wrapper
@@ -45,7 +45,7 @@ def _fastai(core: ModuleType) -> None:
     @functools.wraps(choose)
     def default_device(use: Any = -1) -> torch.device:
         device = choose(use)
-        # The program can rule out GPUs, in this call or an earlier one.
+        # The program can rule out GPUs, in this call or in an earlier one.
         return torch.device("tandem", 0) if core.defaults.use_cuda is not False else device
 
     core.default_device = default_device

@@ -1,7 +1,8 @@
 """Lightning: the accelerator "tandem" of `Trainer` and `Fabric`, which "auto" and "gpu" choose as well.
 
-Lightning has no entry points for accelerators. Its connectors, which turn a trainer's arguments into objects,
-place the model of a registered accelerator on the CPU, and autocast on CUDA.
+Lightning has no entry points for accelerators. Its connectors turn a trainer's arguments into objects. For a
+registered accelerator, they place the model on the CPU and use autocast for CUDA, so the changes here replace
+both.
 """
 
 import functools
@@ -18,7 +19,7 @@ from torch_tandem.trainers.choices import tandem_instead
 
 
 def _accelerator(base: type) -> type:
-    """Return the accelerator, a subclass of a library's base class."""
+    """Return the accelerator as a subclass of `base`, the base class of accelerators in a library."""
 
     class TandemAccelerator(base):
         """The device tandem."""
@@ -37,7 +38,7 @@ def _accelerator(base: type) -> type:
 
         @staticmethod
         def parse_devices(devices: int | str | list[int]) -> list[int]:
-            """Return the indices that a number of devices, or a list, stands for."""
+            """Return the indices of the devices, given their number or a list of indices."""
             if isinstance(devices, list | tuple):
                 return list(devices)
             count = int(devices)
@@ -60,14 +61,14 @@ def _accelerator(base: type) -> type:
 
         @staticmethod
         def name() -> str:
-            """Return the name in the registry."""
+            """Return the accelerator's name in Lightning's registry."""
             return "tandem"
 
     return TandemAccelerator
 
 
 def _connector(registry: str, connector: str) -> Callable[[ModuleType], None]:
-    """Return the change to a module with a registry and a connector of these names."""
+    """Return the change to a module whose registry and connector have these names."""
 
     def change(module: ModuleType) -> None:
         accelerator, kind = _accelerator(module.Accelerator), getattr(module, connector)
@@ -102,7 +103,7 @@ def _connector(registry: str, connector: str) -> Callable[[ModuleType], None]:
 
 @contextmanager
 def _autocast_on_tandem(module: ModuleType) -> Iterator[None]:
-    """Let the connector in a module make mixed precision for tandem, where it would for CUDA."""
+    """Make the connector in a module create mixed precision for tandem instead of CUDA."""
     mixed = module.MixedPrecision
     module.MixedPrecision = lambda precision, device: mixed(precision, "tandem")
     try:
@@ -112,7 +113,7 @@ def _autocast_on_tandem(module: ModuleType) -> Iterator[None]:
 
 
 def _ddp(method: str) -> Callable[[ModuleType], None]:
-    """Return the change to a module whose DDPStrategy has a method of this name."""
+    """Return the change to a module whose DDPStrategy determines its device ids in the method `method`."""
 
     def change(module: ModuleType) -> None:
         strategy = module.DDPStrategy
@@ -120,7 +121,7 @@ def _ddp(method: str) -> Callable[[ModuleType], None]:
 
         @functools.wraps(device_ids)
         def ids(self: Any) -> list[int] | None:
-            # With device_ids, Lightning wraps the model in a stream of CUDA's.
+            # Given device_ids, Lightning wraps the model within a CUDA stream.
             return None if self.root_device.type == "tandem" else device_ids(self)
 
         setattr(strategy, method, ids)
@@ -133,7 +134,7 @@ def _launcher(module: ModuleType) -> None:
 
     @functools.wraps(command)
     def same_command() -> Sequence[str]:
-        # `tandem run` has replaced sys.argv by the script's.
+        # `tandem run` has replaced sys.argv by the arguments of the script.
         return [sys.executable, *sys.orig_argv[1:]] if cuda_alias.installed() else command()
 
     module._basic_subprocess_cmd = same_command
@@ -150,7 +151,8 @@ _TRAINER = {
     "strategies.launchers.subprocess_script": _launcher,
 }
 
-# `lightning` contains both libraries; `pytorch_lightning` and `lightning_fabric` are their own distributions.
+# The package `lightning` contains Fabric and Trainer, which `lightning_fabric` and `pytorch_lightning` also
+# have.
 CHANGES = {
     f"{package}.{name}": change
     for packages, changes in (

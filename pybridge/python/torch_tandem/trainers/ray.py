@@ -1,7 +1,7 @@
-"""Ray Train: workers whose process group is Tandem's train on its device.
+"""Ray Train: a worker whose process group is Tandem's trains on the device tandem.
 
-Ray creates the process group before it calls the training function. With `TorchConfig(backend="tandem")`
-PyTorch imports Tandem at that moment, by the entry point of the backend, and Ray has already told
+Ray creates the process group before it calls the training function. With `TorchConfig(backend="tandem")`,
+PyTorch then imports Tandem through the entry point of the backend. By this time Ray has already told
 Accelerate to use the CPU.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 
 def _device() -> torch.device | None:
-    """Return this worker's device, or None where the process group cannot carry its tensors."""
+    """Return this worker's device, or None if the process group does not carry tandem tensors."""
     if torch.distributed.is_initialized():
         kinds = {device.type for device in torch.distributed.group.WORLD._device_types}
         if "tandem" not in kinds:
@@ -42,7 +42,7 @@ def _loops(loops: ModuleType) -> None:
 
     @functools.wraps(manager)
     def manager_of(kind: str) -> Any:
-        # Ray's streams are CUDA's. Copies to tandem are asynchronous without them.
+        # Ray only has CUDA streams. Copies to tandem are asynchronous without a stream.
         return manager("cpu" if kind == "tandem" else kind)
 
     loops.get_torch_device_manager_by_device_type = manager_of

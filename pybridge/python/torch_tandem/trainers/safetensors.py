@@ -1,4 +1,4 @@
-"""safetensors, which opens files for the devices that it knows: files for tandem are read on the host."""
+"""safetensors, which only opens files for devices that it knows. Files for tandem are read on the host."""
 
 import sys
 from types import ModuleType
@@ -8,7 +8,7 @@ import torch
 
 
 class _Moved:
-    """An open file, or a slice of a tensor in it, whose tensors go to a device."""
+    """An open file, or a slice of a tensor in a file. It moves the tensors that it reads to a device."""
 
     def __init__(self, source: Any, device: Any) -> None:
         self._source, self._device = source, device
@@ -38,7 +38,7 @@ class _Moved:
 def _package(package: ModuleType) -> None:
     original = package.safe_open
 
-    # The C type cannot be subclassed, and isinstance must still accept the files that it opens.
+    # The C type cannot be subclassed, so a class takes its place. isinstance must accept its files too.
     class Kind(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, (original, _Moved))
@@ -55,7 +55,8 @@ def _package(package: ModuleType) -> None:
 
 
 def _torch(module: ModuleType) -> None:
-    # `load_file` opens the file with it. The module has its own name for it if it was imported before Tandem.
+    # `load_file` calls `safe_open`. If this module was imported before Tandem, it has the original under this
+    # name.
     module.safe_open = sys.modules["safetensors"].safe_open
 
 

@@ -1,7 +1,7 @@
 """The report as a page: one HTML file that loads no other files.
 
-This module assembles the page from the text, style and scripts in this package. Data is embedded as JSON. The
-scripts only create text nodes from it, so markup in the names of paths and operators has no effect.
+This module assembles the page from the text, style and scripts in its folder, and embeds the data as JSON.
+The scripts only make text nodes from the data, so markup in the names of paths and operators has no effect.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any
 from torch_tandem._report import findings
 from torch_tandem._report.types import Graphs, Report, Timeline
 
-# In order of dependency: a script uses definitions of earlier ones.
+# The scripts in order: a script uses definitions of earlier scripts.
 _SCRIPTS = ("basics", "tables", "zoom", "timeline", "model", "layout", "picture", "explorer", "main")
-_MOST_EVENTS = 20_000  # newest events of the timeline that the page shows; the trace file has all
-_MOST_SOURCES = 5_000  # source lines whose text the page has
+_MOST_EVENTS = 20_000  # number of events of the timeline on the page, the newest ones; the trace file has all
+_MOST_SOURCES = 5_000  # maximum number of source lines whose text is on the page
 
 
 def html(report: Report, timeline: Timeline, graphs: Graphs) -> str:
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 
 
 def _as_script(data: Any) -> str:
-    """Return JSON whose characters that are special in HTML are escaped, for a script element."""
+    """Return JSON for a script element, with the characters escaped that are special in HTML."""
     text = json.dumps(data, separators=(",", ":"), default=str)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -113,7 +113,7 @@ class _Table:
 
 
 def _packed(graphs: Graphs) -> dict[str, Any]:
-    """Return the graphs with strings and stacks in tables, because nodes share most of them."""
+    """Return the graphs with strings and stacks in tables, because most nodes have these in common."""
     strings, stacks = _Table(), _Table()
     nodes = []
     for node in graphs["nodes"]:
