@@ -14,7 +14,7 @@ import time
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,10 @@ class Run:
     is_replayed: bool = True
     # torch.compile's graphs write a tensor once, whatever the program does.
     has_versions: bool = True
+    # Whether gradients are compared.
+    has_gradients: bool = True
+    # Names of the program's module.
+    namespace: dict[str, Any] = field(default_factory=dict)
 
     def wrap(self, function: Any, name: str = "") -> Any:
         wrapped = self.wrapper(function)
@@ -68,10 +72,13 @@ class Run:
         except Exception as error:
             self.seen.append((self.step, f"raises {type(error).__name__}"))
             self.caught.append(f"{type(error).__name__}: {error}")
+            # In eager, such a pass has added up the gradients of some layers before it raises.
+            self.has_gradients &= "modified by an inplace operation" not in str(error)
 
     def see(self, *values: Any) -> None:
-        storages: dict[int, int] = {}
-        self.seen.append((self.step, [shown(value, storages, 4, self.has_versions) for value in values]))
+        gradients = {id(grad) for grad in _gradients(self.namespace, 3)}
+        show = Shown(self.has_versions, self.has_gradients, gradients)
+        self.seen.append((self.step, [show.of(value, 4) for value in values]))
 
     def interrupted(self, call: Callable, i: int) -> None:
         """Call a function, and raise KeyboardInterrupt as by Ctrl-C while Tandem's code runs, not while the
@@ -99,40 +106,69 @@ class Run:
             sys.settrace(None)
 
 
-# Names of the values that `shown` returns for a tensor.
+# Names of the values that are shown of a tensor.
 FIELDS = (
     "type", "", "strides", "offset", "requires_grad", "is_leaf", "version", "identity", "storage", "device", "bytes", "grad",
 )  # fmt: skip
 
 
-def shown(value: Any, storages: dict[int, int], depth: int, has_versions: bool = True) -> Any:
-    """A value as the program sees it: contents, metadata, gradient, and numbers of objects and storages,
-    which show what is shared.
-    """
+def _gradients(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Yield the gradients of the leaves that a value leads to."""
     if isinstance(value, torch.Tensor):
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif depth > 0:
+        if isinstance(value, torch.nn.Module):
+            parts: Any = list(value.parameters())
+        elif isinstance(value, dict):
+            parts = list(value.values())
+        elif isinstance(value, list | tuple):
+            parts = value
+        else:
+            parts = list(vars(value).values()) if type(value).__module__ == MODULE else ()
+        for part in parts:
+            yield from _gradients(part, depth - 1)
+
+
+@dataclass
+class Shown:
+    """What of tensors is compared, and numbers for objects and storages, which show what is shared."""
+
+    has_versions: bool
+    has_gradients: bool
+    gradients: Collection[int]
+    """Ids of gradients. Their versions are left out: a sum of two contributions is made in place or not."""
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def of(self, value: Any, depth: int) -> Any:
+        """A value as the program sees it: contents, metadata, gradient."""
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, depth)
+        if isinstance(value, dict):
+            return [type(value).__name__, *((plain(k), self.of(v, depth - 1)) for k, v in value.items())]
+        if isinstance(value, list | tuple):
+            return [type(value).__name__, *(self.of(v, depth - 1) for v in value)]
+        if isinstance(value, bool | int | str | bytes | float | np.ndarray | np.generic | None):
+            return [type(value).__name__, plain(value)]
+        if depth > 0 and hasattr(value, "__dict__") and not callable(value):
+            return [type(value).__name__, self.of(dict(vars(value)), depth - 1)]
+        return type(value).__name__
+
+    def tensor(self, value: torch.Tensor, depth: int) -> Any:
         if value.layout != torch.strided:
             return str(value.layout)
-        same = storages.setdefault(-id(value), len(storages))
-        storage = storages.setdefault(value.untyped_storage()._cdata, len(storages))
-        version = None if value.is_inference() or not has_versions else value._version
+        is_gradient = id(value) in self.gradients
+        if is_gradient and not self.has_gradients:
+            return "a gradient"
+        same = self.numbers.setdefault(-id(value), len(self.numbers))
+        storage = self.numbers.setdefault(value.untyped_storage()._cdata, len(self.numbers))
+        is_counted = self.has_versions and not is_gradient and not value.is_inference()
         grad = value.grad if value.is_leaf else None
         return (
             type(value).__name__, plain(value), value.stride(), value.storage_offset(), value.requires_grad,
-            value.is_leaf, version, same, storage, value.device.type, value.untyped_storage().nbytes(),
-            None if grad is None or depth <= 0 else shown(grad, storages, 0, has_versions),
+            value.is_leaf, value._version if is_counted else None, same, storage, value.device.type,
+            value.untyped_storage().nbytes(), None if grad is None or depth <= 0 else self.of(grad, 0),
         )  # fmt: skip
-    if isinstance(value, dict):
-        return [
-            type(value).__name__,
-            *((plain(k), shown(v, storages, depth - 1, has_versions)) for k, v in value.items()),
-        ]
-    if isinstance(value, list | tuple):
-        return [type(value).__name__, *(shown(v, storages, depth - 1, has_versions) for v in value)]
-    if isinstance(value, bool | int | str | bytes | float | np.ndarray | np.generic | None):
-        return [type(value).__name__, plain(value)]
-    if depth > 0 and hasattr(value, "__dict__") and not callable(value):
-        return [type(value).__name__, shown(dict(vars(value)), storages, depth - 1, has_versions)]
-    return type(value).__name__
 
 
 def run(source: str, wrapper: Callable | None) -> Run:
@@ -155,6 +191,7 @@ def run(source: str, wrapper: Callable | None) -> Run:
         attempt=ran.attempt,
         interrupted=ran.interrupted,
     )
+    ran.namespace = module.__dict__
     support.begin()
     out = io.StringIO()
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):
