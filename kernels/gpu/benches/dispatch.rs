@@ -24,10 +24,10 @@ use tandem_tracegraph::ids::{BlockId, LocationId, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number, OutSpec, Outputs, Variant};
 use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
-/// Stands in for PyTorch, which this benchmark does not call.
+/// Replaces PyTorch, which this benchmark does not call.
 struct NoTorch;
 
-// SAFETY: all ranges are one, and there are no objects.
+// SAFETY: `parallel` passes all elements as one range, and there are no objects to keep alive.
 unsafe impl HostKernels for NoTorch {
     unsafe fn call(&self, _: &Call<'_>, _: &mut dyn FnMut(HostResult<'_>)) -> Result<(), HostError> {
         // SAFETY: the exceptions of this host are null, and `exception_drop` ignores them.
@@ -110,7 +110,7 @@ fn addition(n: i64) -> OpDeclaration {
     }
 }
 
-/// A chain of additions. Each reads the result of the previous one, which is then released.
+/// A chain of additions. Each addition reads the result of the previous one, which is then released.
 fn chain() -> BlockRun {
     let mut run = BlockRun::default();
     for i in 0..OPS {

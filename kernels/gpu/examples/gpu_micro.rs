@@ -61,7 +61,8 @@ impl Bench {
         buffer
     }
 
-    /// Compiles a kernel as Tandem's are, or with `wgpu`'s checks of bounds. `written` says which buffers it writes.
+    /// Compiles a kernel in the way of the executor, or with `wgpu`'s bounds checks. `written` says for each buffer
+    /// whether the kernel writes it.
     fn pipeline(
         &self,
         source: &str,
@@ -116,7 +117,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Seconds of one of the commands that `record` records: the median over submissions of several of them.
+    /// Seconds of one command. `record` records several, and the result is the median over submissions.
     fn time(&self, mut record: impl FnMut(&mut wgpu::CommandEncoder)) -> Result<f64, Failure> {
         let mut submit = |count: usize| -> Result<f64, Failure> {
             let begin = Instant::now();
@@ -154,7 +155,7 @@ impl Bench {
     }
 }
 
-/// Prints what the driver says about each adapter.
+/// Prints the properties that the driver reports for each adapter.
 fn facts() {
     for listing in list() {
         let Some(adapter) = adapter(listing.index) else { continue };
@@ -324,7 +325,7 @@ fn fetch(
 fn compilation(bench: &Bench) {
     let mut distinct = 0;
     for threads in [1, 4, 8] {
-        // Drivers cache kernels by their text, so each has constants of its own.
+        // Drivers cache kernels by their text, so each kernel has constants of its own.
         let sources: Vec<String> = (0..SHADERS)
             .map(|_| {
                 distinct += 1;
@@ -348,7 +349,7 @@ fn compilation(bench: &Bench) {
 /// separately rounded IEEE 754 operations return.
 type Probe = (&'static str, &'static str, [f32; 3], u32);
 
-/// Expressions that reveal what a compiler does with floats.
+/// Expressions that reveal how a compiler treats floats.
 fn arithmetic() -> Vec<Probe> {
     let (above, tiny) = (1.0 + f32::EPSILON * 1024.0, f32::MIN_POSITIVE / 8.0);
     let product = above * above;
@@ -390,7 +391,7 @@ fn arithmetic() -> Vec<Probe> {
     ]
 }
 
-/// Prints for each probe whether the adapter computes what IEEE 754 says.
+/// Prints for each probe whether the adapter's result is the one of IEEE 754.
 fn probes(bench: &Bench) -> Result<(), Failure> {
     let halves = (
         "halves round to even",
@@ -435,7 +436,7 @@ fn main() -> Result<(), Failure> {
     let number = option("--adapter").map_or(Ok(0), |number| number.parse())?;
     let seconds: f64 = option("--seconds").map_or(Ok(50.0), |seconds| seconds.parse())?;
     let gpu = Arc::new(Gpu::open(number, 0, &Options::default())?);
-    // Some thirty rows of a warm-up and several timings each.
+    // A run prints some thirty rows, each measured with a warm-up and several timings.
     let bench = Bench {
         bytes: if gpu.is_hardware { 256 << 20 } else { 4 << 20 },
         patience: seconds / 30.0 / (TIMINGS + 2) as f64,

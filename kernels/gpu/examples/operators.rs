@@ -1,4 +1,4 @@
-//! Prints the tables of operators as one: what Tandem knows of an operator on any device, on the CPU and on a GPU.
+//! Prints a page with all tables of operators: the properties on any device, on the CPU and on a GPU.
 //!
 //! `cargo run -p tandem-gpu --example operators > docs/operator-table.md`
 

@@ -1,7 +1,7 @@
 //! Translates kernels to the languages of Metal and Direct3D, as `wgpu` does on Apple's systems and on Windows.
 //!
-//! `translate FOLDER` reads the `.wgsl` files of a folder. It prints each one that cannot be translated with the reason,
-//! and fails if there are any.
+//! `translate FOLDER` reads the `.wgsl` files of a folder. It prints each file that cannot be translated, with the
+//! reason, and fails if there are any.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Lists the adapters of the system and chooses one as `TANDEM_DEVICE` asks.
+//! Lists the adapters of the system, and chooses adapters by the value of `TANDEM_DEVICE`.
 
 use std::sync::LazyLock;
 
@@ -24,7 +24,7 @@ pub struct Listing {
     pub kind: &'static str,
     /// Name and version of the driver.
     pub driver: String,
-    /// The supported ones of Tandem's optional features: `int64`, `f64`, `f16`, `int16`, `immediates`.
+    /// Tandem's optional features that the adapter supports, of `int64`, `f64`, `f16`, `int16` and `immediates`.
     pub features: Vec<&'static str>,
     /// Maximum number of bytes of a buffer that can be bound to a kernel.
     pub max_binding: u64,
@@ -127,9 +127,9 @@ pub enum Choice {
     Adapter(usize),
 }
 
-/// Chooses a device. `asked` is the value of `TANDEM_DEVICE`; an empty one selects the best GPU, or the CPU if
-/// there is none. A software adapter is chosen if it is asked for by name or index, or by `gpu` if `software` is
-/// true and there is no GPU. Processes with different numbers get different ones of the best GPUs.
+/// Chooses a device. `asked` is the value of `TANDEM_DEVICE`. If it is empty, the best GPU is chosen, or the CPU if
+/// there is no GPU. A software adapter is chosen if `asked` is its name or index, or is `gpu` while `software` is true
+/// and there is no GPU. Processes with different numbers get different adapters among the best GPUs.
 pub fn choose(
     asked: &str,
     software: bool,
@@ -162,7 +162,7 @@ pub fn choose(
     }
 }
 
-/// The entries of a comma-separated list of devices, starting with that of `tandem:0`. Commas within parentheses
+/// The entries of a comma-separated list of devices, starting with the entry for `tandem:0`. Commas within parentheses
 /// are part of an adapter's name.
 pub fn entries(asked: &str) -> Vec<&str> {
     let mut depth = 0;

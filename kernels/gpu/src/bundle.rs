@@ -23,7 +23,7 @@ pub struct Bundle {
     pub lanes: u32,
     /// For each member, the kernel's buffer for each buffer of the map.
     pub bufs: Vec<Box<[u32]>>,
-    /// Place of each parameter of the map.
+    /// Location of each parameter of the map.
     pub places: Box<[Place]>,
     /// Index of the first member's parameters; a multiple of 4.
     pub own: u32,
@@ -31,18 +31,18 @@ pub struct Bundle {
     pub step: u32,
 }
 
-/// Place of a map's parameter among those of the kernel. The first ones are the numbers of the first workgroups of all
-/// members but the first.
+/// Location of a map's parameter in the kernel's parameters. The kernel's first parameters are the numbers of the
+/// members' first workgroups, without the first member's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// Index in the kernel's parameters.
     Shared(u32),
-    /// Index in each member's parameters, of which the first one is the number of the member's first workgroup.
+    /// Index in each member's own parameters, of which the first is the number of the member's first workgroup.
     Own(u32),
 }
 
 impl Bundle {
-    /// The kernel's buffer for a buffer of the map, if it is the same one for all members.
+    /// The kernel's buffer for a buffer of the map, if all members have the same buffer.
     pub fn shared(&self, buf: u32) -> Option<u32> {
         let mut all = self.bufs.iter().map(|bufs| bufs[buf as usize]);
         let first = all.next()?;

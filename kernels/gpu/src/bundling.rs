@@ -10,10 +10,10 @@ use crate::store::{Buf, Put, Ref, Store, Word};
 use crate::structure::structure;
 use tandem_executor::ir::{E, Mem, Node};
 
-/// Maximum number of buffers of a bundle. Drivers compile accesses to each of them.
+/// Maximum number of buffers of a bundle. It is limited because drivers compile the accesses to each of them.
 pub const BUFFERS: usize = 128;
 
-/// What bundles depend on of a device.
+/// The properties of a device that bundles depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of buffers of a kernel.
@@ -22,8 +22,7 @@ pub struct Limits {
     pub int16: bool,
 }
 
-/// The kernels, with bundles in place of those that can share a kernel. No kernel may write memory that another one
-/// reads or writes.
+/// Replaces kernels that can share a kernel by bundles. No kernel may write memory that another kernel reads or writes.
 pub fn bundled(kernels: Vec<Kernel>, limits: Limits) -> Vec<Kernel> {
     let mut found: Vec<Members> = Vec::new();
     let mut open: FxHashMap<Box<[u32]>, usize> = FxHashMap::default();
@@ -54,13 +53,14 @@ struct Members {
     int16: bool,
     /// Buffers of all members, with whether they are written.
     bufs: FxHashMap<(Ref, Mem), bool>,
-    /// Whether each parameter is the same one for all members.
+    /// Whether each parameter is the same for all members.
     shared: Vec<bool>,
 }
 
 impl Members {
     fn new(first: Kernel, loads: Vec<E>, int16: bool) -> Members {
-        // Sizes that are equal by chance are not shared, so that the kernel does not depend on them.
+        // Sizes that are equal by chance are not shared. Otherwise the kernel's text would depend on which sizes are
+        // equal.
         let sharable = |word: &Word| !matches!(word, Word::Fixed(_) | Word::Offset(..));
         Members {
             bufs: first.bufs.iter().map(|buf| ((buf.tensor, buf.mem), buf.written)).collect(),
@@ -71,7 +71,7 @@ impl Members {
         }
     }
 
-    /// Adds a member, or returns it if the kernel would get too many buffers or parameters.
+    /// Adds a member. Returns the kernel if the bundle would get too many buffers or parameters.
     fn add(&mut self, kernel: Kernel, limits: Limits) -> Option<Kernel> {
         let words = self.all[0].words.iter().zip(&kernel.words).zip(&self.shared);
         let shared: Vec<bool> = words.map(|((a, b), shared)| *shared && a == b).collect();
@@ -149,12 +149,12 @@ impl Layout {
     }
 }
 
-/// Most elements of a member of a bundle. Larger tensors gain nothing from a shared launch, and lose by the choice of
-/// buffers.
+/// Maximum number of elements of a member. Larger tensors gain nothing from a shared launch, and lose time by choosing
+/// the member's buffers.
 const MOST_ELEMENTS: u32 = 1 << 20;
 
-/// The loads of a map that may be a member of a bundle: one whose stores are unconditional and whose values have no
-/// loops, draws and faults.
+/// The loads of a map, if it may be a member of a bundle: its stores must be unconditional, and its values must have no
+/// loops, draws or faults.
 fn loads_of_member(kernel: &Kernel, int16: bool) -> Option<Vec<E>> {
     let Skeleton::Map { stores, lanes, .. } = &kernel.skeleton else { return None };
     let plain = |s: &Store| s.put == Put::Assign && s.guard.is_none();
@@ -162,7 +162,7 @@ fn loads_of_member(kernel: &Kernel, int16: bool) -> Option<Vec<E>> {
     if !small || !kernel.faults.is_empty() || kernel.first.is_some() || !stores.iter().all(plain) {
         return None;
     }
-    // Elements of less than 32 bits that lie side by side share words, which one thread stores.
+    // Adjacent elements of less than 32 bits share words, and one thread must store a whole word.
     let stores_words = *lanes != 1 && stores.iter().any(|s| kernel.bufs[s.buf as usize].mem.size() < 4);
     if stores_words && !has_lanes(kernel, int16) {
         return None;
@@ -204,7 +204,8 @@ mod tests {
     use tandem_executor::ir::Ty;
     use wgpu::naga;
 
-    /// Kernels that add a tensor of each size to another one, and to a tensor of one element that all share.
+    /// Kernels that add a tensor of each size to another tensor of this size, and to a tensor of one element that all
+    /// kernels share.
     fn sums(sizes: &[i64], mem: Mem, stride: i64) -> Vec<Kernel> {
         let sum = |(i, n): (usize, &i64)| {
             let mut k = Kernel::new("sum");

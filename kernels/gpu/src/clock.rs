@@ -1,11 +1,12 @@
 //! Times of kernels by the device's clock.
 //!
-//! A measured kernel has a compute pass of its own, at whose beginning and end the device writes timestamps. The
-//! timestamps of a submission are copied to a buffer of its own, which is read when the times are asked for.
+//! Each measured kernel has a compute pass of its own, and the device writes timestamps at the beginning and the end of
+//! the pass. The timestamps of a submission are copied to a separate buffer, which is read when the times are
+//! requested.
 
 use crate::device::Gpu;
 
-/// Number of kernels of a submission that are measured; the others count as 0.
+/// Maximum number of kernels of a submission that are measured. The times of further kernels count as 0.
 const MOST: u32 = 2048;
 
 /// Measurements of kernels.
@@ -15,7 +16,7 @@ pub struct Clock {
     resolved: wgpu::Buffer,
     /// Nanoseconds of a tick.
     period: f64,
-    /// Number of the measurement that recorded kernels belong to.
+    /// The measurement that recorded kernels belong to; `None` if they are not measured.
     current: Option<u32>,
     /// Measurements of the kernels encoded since the last submission.
     encoded: Vec<u32>,
@@ -54,7 +55,7 @@ impl Clock {
         self.current
     }
 
-    /// The timestamps of a kernel's pass. `None` if the submission has too many.
+    /// The timestamps of a kernel's pass; `None` if the submission has no timestamps left.
     pub fn of_pass(&mut self, measurement: u32) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         let at = self.encoded.len() as u32;
         if at == MOST {
@@ -86,8 +87,8 @@ impl Clock {
         self.submitted.push((encoded, buffer));
     }
 
-    /// Waits for all submissions. Returns the measurements of their kernels and the kernels' times in nanoseconds. The
-    /// times of a lost device are missing.
+    /// Waits for all submissions. Returns the measurements of their kernels and the kernels' times in nanoseconds. If
+    /// the device is lost, its times are missing.
     pub fn read(&mut self, gpu: &Gpu) -> Vec<(u32, u64)> {
         for (_, buffer) in &self.submitted {
             buffer.map_async(wgpu::MapMode::Read, .., |_| {});

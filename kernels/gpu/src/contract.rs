@@ -31,7 +31,7 @@ pub struct Side {
 pub struct Contract {
     /// Sizes of m, n and k.
     pub(super) extent: [E; 3],
-    /// Variables of the operands' expressions: batch, m, n, k. In the stores, the first one is `batch * parts +
+    /// Variables of the operands' expressions: batch, m, n, k. In the stores, the batch variable holds `batch * parts +
     /// part`.
     pub(super) vars: [Var; 4],
     /// The left operand at (batch, m, k) and the right one at (batch, k, n).

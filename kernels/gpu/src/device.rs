@@ -14,9 +14,12 @@ use tandem_executor::threads::locks::{Mutex, Rank};
 /// Options for opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Names of optional features that are not used, from `TANDEM_GPU_WITHOUT`. `limits` stands for WebGPU's
-    /// default limits instead of the adapter's; `random` for random numbers that are drawn by the host path, with the
-    /// values of eager CPU; `matrices` for cooperative matrices; `spirv` for kernels as SPIR-V.
+    /// Names of optional features that are not used, from `TANDEM_GPU_WITHOUT`. Besides WebGPU features:
+    ///
+    /// - `limits`: the adapter's limits, so that WebGPU's default limits are used.
+    /// - `random`: random numbers on the device, so that the host path draws them, with the values of eager CPU.
+    /// - `matrices`: cooperative matrices.
+    /// - `spirv`: kernels as SPIR-V.
     pub without: Vec<String>,
     /// Whether shaders check bounds (`TANDEM_GPU_CHECKS=1`).
     pub checks: bool,
@@ -39,7 +42,7 @@ pub struct Gpu {
     pub is_hardware: bool,
     /// Capabilities that the text of kernels depends on.
     pub target: Target,
-    /// What the device does beyond `wgpu`'s features, if kernels are passed as SPIR-V.
+    /// Capabilities of the device beyond `wgpu`'s features, if kernels are passed as SPIR-V.
     pub vulkan: Option<Vulkan>,
     /// Maximum number of bytes of a buffer that can be bound to a kernel.
     pub max_binding: u64,
@@ -67,7 +70,8 @@ pub struct Gpu {
 const MATRICES: wgpu::Features =
     wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
 
-/// Cooperative matrices of f16 with 32-bit sums of an adapter whose subgroups all have the same size.
+/// The adapter's cooperative matrices of f16 with 32-bit sums. `None` if there are none, or if subgroups have several
+/// sizes.
 fn matrices(adapter: &wgpu::Adapter) -> Option<Matrices> {
     let info = adapter.get_info();
     let subgroup = info.subgroup_min_size;
@@ -86,10 +90,10 @@ fn matrices(adapter: &wgpu::Adapter) -> Option<Matrices> {
     Some(Matrices { size, subgroup, bfloat16: false })
 }
 
-/// A device, its queue, and what it does beyond `wgpu`'s features.
+/// A device, its queue, and its capabilities beyond `wgpu`'s features.
 type Opened = (wgpu::Device, wgpu::Queue, Option<Vulkan>);
 
-/// Opens the device of an adapter, as a Vulkan device of our own if `own` and possible.
+/// Opens the device of an adapter. With `own`, it is a Vulkan device that Tandem creates itself, if that is possible.
 fn opened(
     adapter: &wgpu::Adapter,
     description: &wgpu::DeviceDescriptor<'_>,
@@ -103,7 +107,7 @@ fn opened(
 }
 
 impl Gpu {
-    /// What bundles depend on.
+    /// The properties that bundles depend on.
     pub(super) fn bundles(&self) -> Limits {
         Limits { buffers: self.max_buffers, int16: self.target.int16 }
     }
@@ -180,7 +184,8 @@ impl Gpu {
             target: Target {
                 int64: features.contains(wgpu::Features::SHADER_INT64),
                 int16: features.contains(wgpu::Features::SHADER_I16),
-                // Parameters of type f64 are assembled from 64-bit integers.
+                // Native f64 is only used together with native i64, because parameters of type f64 are assembled from
+                // 64-bit integers.
                 float64: features.contains(wgpu::Features::SHADER_F64 | wgpu::Features::SHADER_INT64),
                 immediates: limits.max_immediate_size,
                 matrices,

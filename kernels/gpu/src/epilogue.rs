@@ -12,9 +12,9 @@ use tandem_executor::ir::{E, Mem, Node, Ty, Un};
 use tandem_executor::plan::{Before, Draft, Feed, Held, Lane, Slot};
 use tandem_executor::shapes::Dims;
 
-/// Largest [`weight`] of an epilogue that is printed for each matrix of a subgroup. Without a limit, gelu written as nine
-/// operators that store their results is inlined 16 times, and the first steps of a GPT-2 in bfloat16 took more than
-/// half a minute on an H200.
+/// Maximum [`weight`] of an epilogue that is printed for each matrix of a subgroup. Without a limit, gelu written as
+/// nine operators that store their results was inlined 16 times, and the first steps of a GPT-2 in bfloat16 took more
+/// than half a minute on an H200.
 const MOST_COPIED: usize = 80;
 
 /// Whether a kernel is a contraction of halves, which has a copy of its epilogue for each matrix on adapters with matrix
@@ -43,8 +43,8 @@ fn weight(stores: &[Store]) -> usize {
     weight
 }
 
-/// A lane computed where the kernels of the preceding op store the elements of that op's first new tensor. Every
-/// other tensor of the lane has the same layout as that tensor, or one element.
+/// A lane that is computed where the kernels of the preceding op store the elements of that op's first new tensor. Each
+/// other tensor of the lane has the same layout as the new tensor, or a single element.
 pub struct Epilogue<'d> {
     pub(super) lane: &'d Lane,
     pub(super) slots: &'d [Slot],
@@ -94,7 +94,7 @@ impl<'d> Epilogue<'d> {
     }
 
     /// Changes a kernel's stores to the op's first new tensor into the stores of the epilogue. Returns whether the
-    /// kernel has such stores, or `None` if they cannot be changed.
+    /// kernel has such stores; `None` if they cannot be changed.
     pub fn join(&self, k: &mut Kernel) -> Option<bool> {
         let own = |k: &Kernel, buf: u32| k.bufs[buf as usize].tensor == Ref::Fresh(0);
         if !(0..k.bufs.len()).any(|buf| k.bufs[buf].written && own(k, buf as u32)) {

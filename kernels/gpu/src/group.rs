@@ -31,7 +31,7 @@ pub struct KernelGroup {
 
 /// Kernels that compute a group.
 pub enum Work {
-    /// Kernels of the group alone. No kernel writes memory that another one reads or writes.
+    /// Kernels of the group alone. No kernel writes memory that another kernel reads or writes.
     Launches(Box<[Launch]>),
     /// The kernels of the op before the group, extended by an epilogue. The first field is that op's index in the
     /// plan.
@@ -60,7 +60,7 @@ impl KernelGroup {
     ) -> Option<KernelGroup> {
         let (mut launches, mut stored) = (Vec::new(), Vec::new());
         let slots = &draft.slots;
-        // All slots in the same memory use the buffer of the first one.
+        // Slots in the same memory share a buffer, which is numbered by the first of them.
         let buffer = |slot: u16| -> u32 {
             let first = slots.iter().position(|s| same(*s, slots[slot as usize]));
             first.unwrap_or(slot as usize) as u32
@@ -118,7 +118,7 @@ fn slot_of(tensor: Ref) -> Option<u16> {
     }
 }
 
-/// Kernel of one lane, and the slots that it stores to with the slots that the values depend on.
+/// Kernel of one lane, and the slots that the lane stores to, each with the slots that the stored values depend on.
 fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option<(Kernel, Stored)> {
     let (used, stored) = uses(lane)?;
     let (sizes, strides) = lane.arranged();

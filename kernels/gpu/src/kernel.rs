@@ -62,7 +62,7 @@ pub struct Team {
     /// Number of threads, a power of two of at most [`THREADS`].
     pub threads: u32,
     /// Number of vectors of [`VECTOR`] members that each thread may keep in registers from stage to stage; 0 if the row
-    /// is too long, or if its length is no multiple of vectors.
+    /// is too long, or if its length is not a multiple of [`VECTOR`].
     pub held: u32,
 }
 
@@ -104,14 +104,14 @@ pub struct Kernel {
     pub words: Vec<Word>,
     /// Conditions under which an element reports a fault.
     pub faults: Vec<E>,
-    /// Kind of the faults; a kernel has one.
+    /// Kind of all faults of the kernel.
     pub fault_kind: Option<Fault>,
     /// Work of the threads.
     pub skeleton: Skeleton,
     /// Number of workgroups.
     pub groups: Groups,
-    /// Whether a buffer that the kernel writes must not also be bound as another of its buffers, because elements
-    /// are computed in a different order than one after the other.
+    /// Whether a buffer that the kernel writes must not also be bound as another of its buffers, because the kernel
+    /// does not compute elements in order.
     pub apart: bool,
     /// First element or row to compute, for a kernel that runs in parts.
     pub first: Option<E>,
@@ -163,7 +163,7 @@ impl Kernel {
         E::param(ty, self.words.len() as u32 - 1)
     }
 
-    /// The number that an expression is, if it is a parameter that follows from metadata.
+    /// The value of an expression, if it is a parameter that follows from metadata.
     pub fn fixed(&self, e: &E) -> Option<u32> {
         match e.node() {
             Node::Param(word) => match self.words[*word as usize] {
@@ -192,8 +192,8 @@ impl Kernel {
         self.word(Ty::F32, Word::Fixed(value.to_bits()))
     }
 
-    /// Adds a parameter for a fed value, of one or two words depending on the type. `word` receives whether it is
-    /// the upper word.
+    /// Adds a parameter for a fed value, of one or two words depending on the type. `word` gets true for the upper
+    /// word.
     pub fn value(&mut self, ty: Ty, word: impl Fn(bool) -> Word) -> E {
         let first = self.word(ty, word(false));
         if ty.words() == 2 {
@@ -211,7 +211,7 @@ impl Kernel {
         self.window_from(offset, tensor, mem, (sizes, strides), written)
     }
 
-    /// Adds a window that starts at `offset` elements, or at 0 if that is `None`.
+    /// Adds a window that starts at `offset` elements, by default at 0.
     pub fn window_from(
         &mut self,
         offset: Option<Word>,
@@ -230,7 +230,7 @@ impl Kernel {
         Tensor { buf, mem, sizes: sizes.into(), strides: strides.into(), offset, steps }
     }
 
-    /// The index of a buffer, which is added if the kernel has none for the tensor.
+    /// The index of the buffer for a tensor, which is added if the kernel does not have it.
     pub fn buffer(&mut self, buf: &Buf) -> u32 {
         let known = self.bufs.iter().position(|b| b.tensor == buf.tensor && b.mem == buf.mem);
         let at = known.unwrap_or_else(|| {
@@ -260,8 +260,8 @@ impl Kernel {
         at.unwrap_or_else(|| E::u32(0))
     }
 
-    /// Loads the element at these coordinates. `number` is its row-major index, which addresses contiguous windows
-    /// directly.
+    /// Loads the element at these coordinates. `number` is the element's row-major index, by which contiguous windows
+    /// are addressed directly.
     pub fn load_at(&self, t: &Tensor, coords: &[E], number: &E) -> E {
         if !t.is_contiguous() {
             return self.load(t, coords);
@@ -287,7 +287,7 @@ impl Kernel {
         self.put(t, coords, value, Put::Assign)
     }
 
-    /// Stores or accumulates `value` at these coordinates, as `put` says.
+    /// Stores or accumulates `value` at these coordinates, depending on `put`.
     pub fn put(&self, t: &Tensor, coords: &[E], value: E, put: Put) -> Store {
         let at = self.address(t, coords);
         Store { buf: t.buf, at, value: value.cast(t.mem.ty()), put, guard: None, linear: false }
@@ -343,7 +343,7 @@ impl Kernel {
     pub fn coords(&mut self, sizes: &[i64], number: &E) -> Vec<E> {
         let mut rest = number.clone();
         let mut coords = vec![E::u32(0); sizes.len()];
-        // Coordinates in dimensions of size 1 are 0. The outermost other dimension needs no remainder.
+        // Coordinates in dimensions of size 1 are 0. Of the other dimensions, the outermost needs no remainder.
         let first = sizes.iter().position(|s| *s != 1).unwrap_or(0);
         for d in (0..sizes.len()).rev() {
             if sizes[d] == 1 {
@@ -373,8 +373,8 @@ impl Kernel {
         self.skeleton = Skeleton::Map { count, element, stores, lanes };
     }
 
-    /// The number of elements that a thread of a map computes: four if all are loaded and stored in the order of memory,
-    /// else as many as share a word.
+    /// Number of elements that a thread of a map computes: four if all elements are loaded and stored in the order of
+    /// memory, otherwise as many as share a word.
     fn lanes(&self, element: Var, stores: &[Store]) -> u32 {
         match loads_of_stores(stores, element) {
             Some(_) => VECTOR,
@@ -466,7 +466,8 @@ impl Kernel {
     }
 }
 
-/// Number of elements that share a 32-bit word in the buffer of the smallest ones, if all stores are linear; otherwise 1.
+/// Number of elements that share a 32-bit word in the buffer with the smallest elements, if all stores are linear;
+/// otherwise 1.
 pub fn lanes(bufs: &[Buf], stores: &[Store]) -> u32 {
     if !stores.iter().all(|s| s.linear && s.put == Put::Assign && s.guard.is_none()) {
         return 1;
@@ -535,17 +536,20 @@ impl RowBuilder<'_> {
         sum
     }
 
-    /// Maximum over the row of the values that `member` returns; NaN if one of them is NaN.
+    /// Maximum over the row of the values that `member` returns; NaN if one of these values is NaN.
     pub fn max(&mut self, ty: Ty, member: impl FnOnce(&mut Kernel, &E) -> E) -> E {
         let [max] =
             self.reduce([lowest(ty)], |k, j, [a]| [larger(&a, &member(k, j))], |[a], [b]| [larger(&a, &b)]);
         max
     }
 
-    /// Scans the members of the row in order. `step` and `merge` are those of [`RowBuilder::reduce`], and the first
-    /// argument of `merge` covers the earlier members. `body` receives a member's index and the accumulators
-    /// including that member, and returns the stores. The accumulators start from `start`; `init` is neutral in
-    /// `merge`. `rounds` is an upper bound of the length of all rows.
+    /// Scans the members of the row in order.
+    ///
+    /// - `step` and `merge` work as in [`RowBuilder::reduce`]. The first argument of `merge` covers the earlier
+    ///   members.
+    /// - `body` receives a member's index and the accumulators including that member, and returns the stores.
+    /// - `start` are the accumulators before the first member, and `init` are neutral in `merge`.
+    /// - `rounds` is an upper bound of the length of all rows.
     pub fn scan<const N: usize>(
         &mut self,
         rounds: E,
@@ -622,9 +626,12 @@ pub fn team(len: i64, together: bool) -> u32 {
 }
 
 impl Kernel {
-    /// Computes a contraction. `sides` receives batch, m, n and k and returns the operands. `finish` receives the
-    /// batch, m, n and the sum, and returns the stores; if `k` is split into parts, its batch is `batch * parts +
-    /// part`. The target of a linear store directly follows that of the previous column.
+    /// Computes a contraction.
+    ///
+    /// - `sides` receives batch, m, n and k and returns the operands.
+    /// - `finish` receives the batch, m, n and the sum, and returns the stores. If `k` is split into parts, the batch
+    ///   that it gets is `batch * parts + part`. If a store is linear, its target directly follows the target of the
+    ///   previous column.
     pub fn contract(
         &mut self,
         e: Extent,

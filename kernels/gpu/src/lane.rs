@@ -11,8 +11,8 @@ use tandem_executor::plan::{Lane, Slot};
 /// Slots that are stored to, each with the slots that its values depend on.
 pub type Stored = Vec<(u16, SmallVec<[u16; 8]>)>;
 
-/// For each window of a lane, whether it is written, or `None` if the lane does not use it; and the slots that the
-/// lane stores to with the slots that the values depend on.
+/// The windows that a lane uses, and the slots that it stores to. For each window: whether the lane writes it; `None`
+/// if the lane does not use it. For each slot: the slots that the stored values depend on.
 pub fn uses(lane: &Lane) -> Option<(Vec<Option<bool>>, Stored)> {
     let mut stored = Stored::new();
     let mut used: Vec<Option<bool>> = vec![None; lane.windows.len()];
@@ -39,7 +39,7 @@ pub fn offset(slot: Slot, mem: Mem) -> Word {
     } as u32)
 }
 
-/// Parameter of a group in a type; added to the kernel on first use.
+/// A group's parameter as a value of type `ty`. It is added to the kernel on first use.
 pub fn feed(k: &mut Kernel, fed: &mut FxHashMap<(u32, Ty), E>, param: u32, ty: Ty) -> E {
     let value = || k.value(ty, |upper| Word::Feed(param, ty, upper));
     fed.entry((param, ty)).or_insert_with(value).clone()

@@ -23,7 +23,7 @@ pub fn operands(e: &E) -> Vec<E> {
     }
 }
 
-/// Whether an address is the element's number plus what is the same for all elements.
+/// Whether an address is the element's number plus a value that is the same for all elements.
 pub fn is_linear(at: &E, element: Var) -> bool {
     match &at.0.node {
         Node::Var(var) => *var == element,
@@ -35,7 +35,8 @@ pub fn is_linear(at: &E, element: Var) -> bool {
     }
 }
 
-/// Whether the value is an affine function of a variable, so that equal steps of one are equal steps of the other.
+/// Whether an expression is an affine function of a variable, so that equal steps of the variable are equal steps of
+/// the expression.
 pub fn is_affine(e: &E, var: Var) -> bool {
     match e.node() {
         _ if !e.depends_on(var) => true,
@@ -48,8 +49,8 @@ pub fn is_affine(e: &E, var: Var) -> bool {
     }
 }
 
-/// Whether a draw takes word `e % 4` of the counter `e / 4`, so that four neighbours take the words of one counter. Its
-/// arguments are those of `random_part`.
+/// Whether a draw takes word `e % 4` of the counter `e / 4`, so that four neighbours take the words of one counter.
+/// `args` are the arguments of `random_part`.
 fn draws_in_order(args: &[E], element: Var) -> bool {
     let of = |e: &E, op: Bin| match e.node() {
         Node::Bin(of, a, b) if *of == op => {
@@ -60,7 +61,7 @@ fn draws_in_order(args: &[E], element: Var) -> bool {
     matches!(args, [_, _, counter, _, part] if of(counter, Bin::Div) && of(part, Bin::Rem))
 }
 
-/// The loads and draws of values that depend on the element, each once. `None` if one of them is not in the order of
+/// The loads and draws of values that depend on the element, each once. `None` if an element is not in the order of
 /// memory, or if there is a loop.
 pub fn loads<'v>(values: impl IntoIterator<Item = &'v E>, element: Var) -> Option<Vec<E>> {
     let mut visited = FxHashSet::default();
@@ -113,7 +114,7 @@ pub fn buffer(load: &E) -> Option<u32> {
     }
 }
 
-/// Whether a buffer's elements can be accessed as vectors of four; `int16` says whether 16 bits can be stored.
+/// Whether a buffer's elements can be accessed as vectors of four. `int16` says whether the device can store 16 bits.
 pub fn has_vectors(buf: &Buf, int16: bool) -> bool {
     match buf.mem {
         Mem::F32 | Mem::I32 => !buf.atomic,
@@ -122,7 +123,7 @@ pub fn has_vectors(buf: &Buf, int16: bool) -> bool {
     }
 }
 
-/// The loads of a reduction's steps, if there are some, and all of them can be loaded as vectors.
+/// The loads of a reduction's steps, if there are any and all of them can be loaded as vectors.
 pub fn loads_of_steps(bufs: &[Buf], int16: bool, steps: &[E], member: Var) -> Option<Vec<E>> {
     let vectors = |e: &E| buffer(e).is_some_and(|buf| has_vectors(&bufs[buf as usize], int16));
     loads(steps, member).filter(|loads| !loads.is_empty() && loads.iter().all(vectors))

@@ -1,8 +1,8 @@
 //! Lowering: from the metadata of a call to the metadata of its outputs and the kernels that compute them.
 //!
-//! A lowering depends on metadata alone, so it is made once for each variant of a node and then reused with other
-//! feeds. If there is no lowering (`None`), the call takes the host path, which runs PyTorch's CPU kernel or raises
-//! PyTorch's own error. So lowerings need not cover every case, and never raise errors themselves.
+//! A lowering depends on metadata alone, so each variant of a node is lowered once, and the lowering is reused with
+//! other feeds. If there is no lowering (`None`), the call takes the host path, which runs PyTorch's CPU kernel or
+//! raises PyTorch's own error. So lowerings need not cover every case, and never raise errors themselves.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub enum Action {
         words: Box<[Word]>,
         /// Number of workgroups.
         groups: Groups,
-        /// Parts that the kernel runs in if a tensor exceeds the maximum size of a binding; otherwise empty.
+        /// Parts in which the kernel runs if a tensor exceeds the maximum size of a binding; otherwise empty.
         parts: Vec<Part>,
         /// See [`Kernel::apart`].
         apart: bool,
@@ -66,12 +66,12 @@ pub struct Lowered {
     pub temps: SmallVec<[u64; 2]>,
     /// Commands, in order.
     pub actions: Vec<Action>,
-    /// Whether the call copies a host tensor's bytes unchanged. If they fill a storage, no kernel is needed.
+    /// Whether the call copies a host tensor's bytes unchanged. If the bytes fill a storage, no kernel is needed.
     pub moves: bool,
     /// Whether the call draws random numbers.
     pub draws: bool,
-    /// Numbers that the lowering is specialized for, as argument and bits of an `f64`. A call with another value is
-    /// lowered again.
+    /// Numbers that the lowering is specialized for: the argument and the bits of an `f64`. If a call has another
+    /// value, the call is lowered again.
     pub pins: SmallVec<[(u32, u64); 1]>,
     /// Inclusive ranges of numbers that the lowering is valid for: argument, minimum, maximum.
     pub ranges: SmallVec<[(u32, f64, f64); 1]>,
@@ -88,7 +88,7 @@ impl Lowered {
             Ref::Fresh(i) => self.outputs.fresh[i as usize],
             Ref::Temp(i) => self.temps[i as usize],
             Ref::Faults => 4,
-            // Windows of groups are always bound as a whole.
+            // Windows of groups are always bound as a whole, so their extent is not needed.
             Ref::Slot(_) => 0,
         }
     }
@@ -116,9 +116,9 @@ pub struct Operand {
 pub enum Spot {
     /// In device memory.
     Memory(Ref),
-    /// In a host tensor of one element, the input with this index; passed as a parameter.
+    /// A host tensor of one element: the input with this index, passed as a parameter.
     Scalar(u32),
-    /// Number in the argument with the first index; the second is the index in a list of numbers. Passed as a
+    /// A number: the index of the argument, and the index within the argument if that is a list of numbers. Passed as a
     /// parameter.
     Number(u32, u32),
 }
@@ -171,7 +171,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The window, unless it is one value.
+    /// The window, if the values are elements of one.
     pub fn window(&self) -> Option<&Tensor> {
         match self {
             Source::Window(t) => Some(t),
@@ -179,7 +179,7 @@ impl Source {
         }
     }
 
-    /// The value at coordinates.
+    /// The value at these coordinates.
     pub fn at(&self, k: &Kernel, coords: &[E]) -> E {
         match self {
             Source::Window(t) => k.load(t, coords),
@@ -215,7 +215,7 @@ pub struct Lowering<'a> {
     epilogue: Option<(&'a Epilogue<'a>, u32)>,
 }
 
-/// The bits of a number among the arguments: a call's number has the same type each time.
+/// The bits of a number argument. Its type is not needed to tell numbers apart, because it is the same in all calls.
 pub fn number_bits(arg: &Arg<'_>) -> Option<u64> {
     match arg {
         Arg::Int(i) => Some(*i as u64),
@@ -253,8 +253,8 @@ impl<'a> Lowering<'a> {
         Lowering { epilogue: Some((epilogue, 0)), ..self }
     }
 
-    /// The result. Returns `None` if there is an epilogue and it is not computed by exactly one kernel, or if other
-    /// commands access the op's first new tensor.
+    /// The finished lowering. Returns `None` if there is an epilogue that is not computed by exactly one kernel, or if
+    /// other commands access the op's first new tensor.
     pub fn finish(self) -> Option<Lowered> {
         let clears = |action: &Action| matches!(action, Action::Clear(Ref::Fresh(0), _));
         let touches = |action: &&Action| matches!(action, Action::Dispatch { tensors, .. } if tensors.contains(&Ref::Fresh(0)));
@@ -279,8 +279,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The tensor with this index in `inputs`. Returns `None` if it is absent, a conjugate or negative view, or of
-    /// an unsupported dtype.
+    /// The tensor with this index in `inputs`. Returns `None` for an absent tensor, a conjugate or negative view, or an
+    /// unsupported dtype.
     pub fn input(&self, flat: u32) -> Option<Operand> {
         let input = self.call.inputs.get(flat as usize)?;
         if input.flags & (flags::CONJ | flags::NEG) != 0 {
@@ -315,7 +315,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// An optional tensor argument. The inner `None` stands for an absent tensor, the outer one for an unsupported
+    /// An optional tensor argument. The inner `None` stands for an absent tensor, the outer `None` for an unsupported
     /// one.
     pub fn optional(&self, arg: usize) -> Option<Option<Operand>> {
         if self.has(arg) { self.tensor(arg).map(Some) } else { Some(None) }
@@ -419,8 +419,8 @@ impl<'a> Lowering<'a> {
         wrap(self.int(arg)?, ndim)
     }
 
-    /// The value of a number. The lowering is then specialized for it, and a call with another value is lowered
-    /// again. For numbers that select the computation and rarely change.
+    /// The value of a number that the lowering is then specialized for: a call with another value is lowered again. To
+    /// be used for numbers that select the computation and rarely change.
     pub fn pin(&mut self, arg: usize) -> Option<f64> {
         let given = self.call.args.get(arg)?;
         self.lowered.pins.push((arg as u32, number_bits(given)?));
@@ -432,8 +432,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Makes the lowering valid only if a number is between `least` and `greatest`, inclusive. Returns `None` if it
-    /// is not; the host path then raises PyTorch's error.
+    /// Makes the lowering valid only if a number is between `least` and `greatest`, inclusive. Returns `None` if this
+    /// call's number is not. The host path then raises PyTorch's error.
     pub fn within(&mut self, arg: usize, least: f64, greatest: f64) -> Option<()> {
         let value = match self.call.args.get(arg)? {
             Arg::Int(i) => *i as f64,
@@ -497,8 +497,8 @@ impl<'a> Lowering<'a> {
         Some(given.viewed(sizes, strides))
     }
 
-    /// Adds a new tensor as the next output. `None` for negative sizes or strides, for which PyTorch
-    /// raises.
+    /// Adds a new tensor as the next output. Returns `None` for negative sizes or strides, for which the host path
+    /// raises PyTorch's error.
     pub fn fresh(&mut self, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
         if sizes.iter().chain(strides).any(|n| *n < 0) {
             return None;
@@ -524,7 +524,7 @@ impl<'a> Lowering<'a> {
         self.lowered.moves = matches!(from, Some(Place::Host(_) | Place::Buffer(_)));
     }
 
-    /// Adds an output that is the input with this index.
+    /// Adds an output that is the input with index `flat`.
     pub fn returns(&mut self, flat: u32) {
         self.lowered.outputs.outs.push(OutSpec::Same(flat));
     }
@@ -559,8 +559,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Makes a kernel read an operand whose values are all converted to `ty`. Numbers are converted from their
-    /// original value, not from that in the operand's dtype.
+    /// Makes a kernel read an operand whose values are all converted to `ty`. A number is converted from its original
+    /// value, not from its value in the operand's dtype.
     pub fn read_as(&self, k: &mut Kernel, x: &Operand, ty: Ty) -> Source {
         match x.place {
             Spot::Memory(_) => self.read(k, x),
@@ -592,7 +592,7 @@ impl<'a> Lowering<'a> {
         x.numel() as u64 * u64::from(x.mem.size()) <= self.most_bound()
     }
 
-    /// Whether two of the tensors are on one storage.
+    /// Whether two of these tensors share a storage.
     pub fn share_storages(&self, tensors: &[Operand]) -> bool {
         let mut seen = FxHashSet::default();
         !tensors.iter().all(|x| match x.place {
@@ -619,8 +619,9 @@ impl<'a> Lowering<'a> {
         (k.word(Ty::U32, Word::Key(false)), k.word(Ty::U32, Word::Key(true)))
     }
 
-    /// Adds a kernel. It runs in parts or for sections if one of its tensors exceeds the maximum size of a binding. Returns `None`
-    /// if that is impossible or if the device lacks a feature that the kernel needs.
+    /// Adds a kernel. If one of its tensors exceeds the maximum size of a binding, the kernel runs in parts or for
+    /// sections of the tensor. Returns `None` if that is impossible, or if the device lacks a feature that the kernel
+    /// needs.
     pub fn launch(&mut self, mut kernel: Kernel) -> Option<()> {
         if let Some((epilogue, ended)) = &mut self.epilogue {
             *ended += u32::from(epilogue.join(&mut kernel)?);
@@ -647,7 +648,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// Adds a dispatch of a kernel, which runs in these parts if there are any.
+    /// Adds a dispatch of a kernel, which runs in these parts if `parts` is not empty.
     fn dispatch(&mut self, mut kernel: Kernel, parts: Vec<Part>) -> Option<()> {
         if !parts.is_empty() {
             kernel.divide();
@@ -672,19 +673,20 @@ impl<'a> Lowering<'a> {
         kernel.bufs.iter().map(|buf| self.lowered.extent(self.call.inputs, buf.tensor)).collect()
     }
 
-    /// Maximum number of bytes that a part of a kernel accesses of a tensor: bindings begin and end at multiples of a step.
+    /// Maximum number of bytes of a tensor that a part of a kernel may access. It is less than a binding, because
+    /// bindings begin and end at multiples of a step.
     fn most_bound(&self) -> u64 {
         self.pipelines.gpu.max_binding - 2 * self.pipelines.gpu.binding_step
     }
 
-    /// Whether all tensors of a kernel can be bound, if need be in parts.
+    /// Whether all tensors of a kernel can be bound, if necessary in parts.
     pub fn can_bind(&self, kernel: &Kernel) -> bool {
         let bytes = self.bytes(kernel);
         bytes.iter().all(|bytes| *bytes <= self.pipelines.gpu.max_binding)
             || spans::parts(kernel, &bytes, self.most_bound(), None).is_some()
     }
 
-    /// Adds kernels. Those of equal structure become one if all kernels are independent of each other.
+    /// Adds kernels. If all of them are independent of each other, kernels of equal structure are joined into one.
     pub fn launch_all(&mut self, kernels: Vec<Kernel>) -> Option<()> {
         let limit = self.pipelines.gpu.max_binding;
         let bound = kernels.iter().flat_map(|k| self.bytes(k)).all(|bytes| bytes <= limit);
@@ -695,7 +697,7 @@ impl<'a> Lowering<'a> {
         kernels.into_iter().try_for_each(|kernel| self.launch(kernel))
     }
 
-    /// Whether no kernel writes memory that another one reads or writes.
+    /// Whether no kernel writes memory that another kernel reads or writes.
     fn are_independent(&self, kernels: &[Kernel]) -> bool {
         let storage = |tensor: Ref| match tensor {
             Ref::Input(i) => match self.call.inputs[i as usize].place {

@@ -21,7 +21,7 @@ pub struct BufId(pub u32);
 struct Allocation {
     buffer: Option<wgpu::Buffer>,
     bytes: u64,
-    /// Number of the last submission that uses the buffer, which may not have been made yet.
+    /// Number of the last submission that uses the buffer. This submission may not have been made yet.
     used: u64,
 }
 
@@ -105,8 +105,8 @@ impl Memory {
         self.take_where(bytes, |_| true)
     }
 
-    /// Takes a buffer that no command recorded for the submission with this number uses. The host may write it
-    /// before that submission is made.
+    /// Takes a buffer that is not used by any command recorded for the submission with this number. The host may write
+    /// the buffer before that submission is made.
     pub fn take_idle(&mut self, bytes: u64, submission: u64) -> Option<BufId> {
         self.take_where(bytes, |slot| slot.used < submission)
     }
@@ -179,7 +179,7 @@ impl Memory {
         }
     }
 
-    /// Destroys the buffers that were waiting for a submission, which has been made now.
+    /// Destroys the buffers that were waiting for the submission that has just been made.
     pub fn submitted(&mut self) {
         self.generation += u64::from(!self.dying.is_empty());
         for id in self.dying.drain(..) {

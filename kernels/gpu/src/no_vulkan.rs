@@ -1,6 +1,6 @@
-//! Stands for `vulkan` where there is none.
+//! Replacement of `vulkan` on systems without Vulkan.
 
-/// A device that does not exist.
+/// A device opened here, of which there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Vulkan {}
 
@@ -11,7 +11,7 @@ impl Vulkan {
     }
 }
 
-/// Opens nothing: `wgpu` does.
+/// Returns `None`, so that `wgpu` opens the device.
 pub fn open(
     _: &wgpu::Adapter,
     _: &wgpu::DeviceDescriptor<'_>,

@@ -89,7 +89,7 @@ impl Pipelines {
             let (gpu, incoming) = (gpu.clone(), incoming.clone());
             let compile = move || {
                 for job in incoming {
-                    // Kernels wait for the result, so a panic of naga or of the driver has to be one.
+                    // Kernels wait for the result, so a panic of naga or of the driver is turned into an error.
                     let compiled = catch_unwind(AssertUnwindSafe(|| compile(&gpu, &job)));
                     job.pipeline.set(compiled.unwrap_or_else(|_| {
                         let label = job.pipeline.label;
@@ -97,8 +97,8 @@ impl Pipelines {
                     }));
                 }
             };
-            // The stack is large because naga and drivers recurse. If a thread cannot be started, the others do its
-            // work.
+            // The stack is large because naga and drivers recurse. If a thread cannot be started, the other threads do
+            // its work.
             let thread =
                 std::thread::Builder::new().name(format!("tandem-compiler-{n}")).stack_size(16 << 20);
             if let Err(error) = thread.spawn(compile) {
@@ -189,7 +189,7 @@ impl Pipelines {
     }
 }
 
-/// The layout of storage buffers at the bindings from 0 on; `written` says which of them a kernel writes.
+/// The layout of storage buffers at the bindings from 0 on. `written` says for each buffer whether a kernel writes it.
 pub fn storage_layout(device: &wgpu::Device, written: &[bool]) -> wgpu::BindGroupLayout {
     let entry = |(binding, written): (usize, &bool)| wgpu::BindGroupLayoutEntry {
         binding: binding as u32,
@@ -205,8 +205,8 @@ pub fn storage_layout(device: &wgpu::Device, written: &[bool]) -> wgpu::BindGrou
     device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries })
 }
 
-/// Makes the module of a kernel: SPIR-V of our own where the device takes it, else WGSL for `wgpu`. Errors of `wgpu` go to
-/// the error scopes.
+/// Makes the module of a kernel: Tandem's SPIR-V if the device takes it, otherwise WGSL for `wgpu`. Errors of `wgpu` go
+/// to the error scopes.
 pub fn shader_module(gpu: &Gpu, label: &str, source: &str) -> Result<wgpu::ShaderModule, String> {
     let label = Some(label);
     if let Some(vulkan) = gpu.vulkan {
@@ -219,7 +219,8 @@ pub fn shader_module(gpu: &Gpu, label: &str, source: &str) -> Result<wgpu::Shade
             spirv: Some(spirv.into()),
             ..Default::default()
         };
-        // SAFETY: the SPIR-V was printed from a validated kernel; its accesses are as below.
+        // SAFETY: the SPIR-V was printed from a validated kernel, which accesses only elements within the windows bound
+        // to it, as explained below.
         return Ok(unsafe { gpu.device.create_shader_module_passthrough(description) });
     }
     let source = wgpu::ShaderSource::Wgsl(source.into());

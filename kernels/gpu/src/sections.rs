@@ -1,7 +1,8 @@
 //! Kernels that access a tensor beyond the maximum size of a binding at addresses that they load.
 //!
-//! No range of such a kernel's elements accesses a known part of the tensor, as in the look-up of an embedding. The
-//! kernel runs once for each section of the tensor instead, and each run stores only what accesses its section.
+//! Such a kernel cannot run in parts with smaller bindings, because no range of its elements accesses a known part of
+//! the tensor, as in the look-up of an embedding. Instead, the kernel runs once for each section of the tensor, and
+//! each run stores only the elements that access its section.
 
 use rustc_hash::FxHashSet;
 
@@ -13,7 +14,7 @@ use tandem_executor::ir::{E, Known, Mem, Node, Ty};
 
 /// A kernel for a section of one of its tensors.
 pub struct Sectioned {
-    /// Kernel that accesses nothing of the tensor outside of the section.
+    /// Kernel that accesses no element of the tensor outside of the section.
     pub kernel: Kernel,
     /// Index of the tensor's buffer.
     pub buf: usize,
@@ -21,9 +22,9 @@ pub struct Sectioned {
     pub section: ByteRange,
 }
 
-/// The kernels for all sections of the tensor that `kernel` accesses at loaded addresses. `bytes` holds the sizes of its
-/// tensors. Returns `None` if there are several such tensors of more than `limit` bytes, or if one store depends on
-/// several addresses.
+/// The kernels for all sections of the tensor that `kernel` accesses at loaded addresses. `bytes` holds the sizes of
+/// the kernel's tensors. Returns `None` if several such tensors have more than `limit` bytes, or if one store depends
+/// on several addresses.
 pub fn sections(kernel: &Kernel, bytes: &[u64], limit: u64) -> Option<Vec<Sectioned>> {
     let reached = reached(kernel, bytes);
     let mut large = (0..bytes.len()).filter(|buf| reached[*buf].end - reached[*buf].begin > limit);
@@ -67,8 +68,8 @@ fn within(kernel: &Kernel, buf: u32, section: ByteRange) -> Option<Kernel> {
     Some(k)
 }
 
-/// Makes a store conditional, and its loads from a buffer of this format. Loops contain no such loads, and
-/// remain.
+/// Makes a store conditional, and also its loads from a buffer of this format. Loops are left unchanged, because they
+/// contain no such loads.
 fn limit(store: &mut Store, (buf, mem): (u32, Mem), inside: &E) -> Option<()> {
     let values = std::iter::once(&store.value).chain(&store.guard);
     let loops = reachable(values).into_iter().filter(|e| matches!(e.node(), Node::Item(..)));

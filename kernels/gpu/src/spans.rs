@@ -44,8 +44,10 @@ pub struct Part {
 const MAX_PARTS: u64 = 256;
 
 /// Splits a kernel into as few parts as possible such that no part accesses more than `limit` bytes of a tensor.
-/// `bytes` holds the sizes of the tensors, `section` a buffer and the part of its tensor that the whole kernel accesses.
-/// Returns `None` if the kernel cannot be split like that.
+/// Returns `None` if the kernel cannot be split in this way.
+///
+/// `bytes` holds the sizes of the tensors. `section` is a buffer and the part of its tensor that the whole kernel
+/// accesses.
 pub fn parts(
     kernel: &Kernel,
     bytes: &[u64],
@@ -65,7 +67,7 @@ pub fn parts(
         Skeleton::Contract(_) => (1, 1, 1),
         Skeleton::Bundle(_) | Skeleton::Raw { .. } => return None,
     };
-    // A tensor that is bound twice would need one window for both bindings.
+    // A tensor that is bound twice would need one window that covers the accesses of both bindings.
     let bufs = &kernel.bufs;
     if bufs.iter().enumerate().any(|(i, buf)| bufs[..i].iter().any(|b| b.tensor == buf.tensor)) {
         return None;
@@ -111,12 +113,12 @@ fn all(ty: Ty) -> Range {
 struct Reach<'k> {
     kernel: &'k Kernel,
     vars: HashMap<Var, Range>,
-    /// Intervals that the condition of the present access implies.
+    /// Intervals that follow from the condition of the current access.
     implied: HashMap<*const Typed, Range>,
     /// Intervals that [`Reach::wide`] has found.
     ranges: HashMap<*const Typed, Option<Range>>,
     visited: HashSet<*const Typed>,
-    /// Elements of each buffer that are accessed: an empty interval at first, `None` if there are no known bounds.
+    /// Elements of each buffer that are accessed: an empty interval at first, and `None` if there are no known bounds.
     reached: Vec<Option<Range>>,
 }
 
@@ -151,7 +153,7 @@ impl<'k> Reach<'k> {
         reach
     }
 
-    /// Analyzes all of a contraction: its callers divide the result over several kernels.
+    /// Analyzes a contraction as a whole, because its callers divide the result over several kernels.
     fn contract(&mut self, contract: &Contract) {
         let number = |e: &E| self.kernel.fixed(e).map(i64::from);
         let numbers = [contract.extent.each_ref().map(number), contract.tiles.each_ref().map(number)];
@@ -164,7 +166,7 @@ impl<'k> Reach<'k> {
             self.vars.insert(*var, (0, (count - 1).max(0)));
         }
         contract.sides.iter().for_each(|side| self.visit(&side.value));
-        // In the stores, the batch is that of the parts.
+        // In the stores, the batch counts the parts of all products.
         self.vars.insert(contract.vars[0], (0, (products - 1).max(0)));
         self.ranges.clear();
         self.stores(&contract.stores);
@@ -189,7 +191,8 @@ impl<'k> Reach<'k> {
             match *reached {
                 None => ByteRange { begin: 0, end: *bytes },
                 Some((first, last)) if first > last => ByteRange { begin: 0, end: size.min(*bytes) },
-                // Addresses below 0 wrap. If that is beyond the end of the tensor, the kernel does not access them.
+                // Addresses below 0 wrap. If the wrapped addresses are beyond the end of the tensor, the kernel does
+                // not access them.
                 Some((first, _)) if (all(Ty::U32).1 + first) < (bytes / size) as i64 => {
                     ByteRange { begin: 0, end: *bytes }
                 }
@@ -272,7 +275,7 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// Adds to `implied` the intervals that the operands of a condition's comparisons are in if the condition is true.
+    /// Adds to `implied` the intervals of the operands of a condition's comparisons, given that the condition is true.
     fn assume(&mut self, condition: &E, implied: &mut HashMap<*const Typed, Range>) {
         let Node::Bin(op, a, b) = &condition.0.node else { return };
         let less = match op {
@@ -296,7 +299,7 @@ impl<'k> Reach<'k> {
             Ref::Input(_) => self.relative(at, Word::Offset(tensor, mem)),
             _ => self.wide(at),
         };
-        // Kernels access elements of the tensor alone, and the addresses below 0 wrap to some far beyond its end.
+        // Kernels only access elements of the tensor, and addresses below 0 wrap to addresses far beyond its end.
         let range =
             range.map(|(first, last)| (first.max(0), last)).filter(|(_, last)| *last < all(Ty::U32).1);
         let reached = &mut self.reached[buf as usize];
@@ -323,15 +326,16 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// Interval of an integer expression; all values of its type if there are no known bounds or if it may overflow.
+    /// Interval of an integer expression. It comprises all values of the type if there are no known bounds, or if the
+    /// expression may overflow.
     fn range(&mut self, e: &E) -> Range {
         let whole = all(e.ty());
         let fits = |range: &Range| whole.0 <= range.0 && range.1 <= whole.1;
         self.wide(e).filter(fits).unwrap_or(whole)
     }
 
-    /// Interval of an integer expression as if integers had any number of bits. Sums, differences and products that wrap
-    /// are equal to one of its numbers modulo the number of values of the type. `None` if there are no known bounds.
+    /// Interval of an integer expression as if integers had any number of bits; `None` if there are no known bounds. A
+    /// sum, difference or product that wraps equals a number in the interval modulo the number of values of the type.
     fn wide(&mut self, e: &E) -> Option<Range> {
         let key = Rc::as_ptr(&e.0);
         if let Some(implied) = self.implied.get(&key) {

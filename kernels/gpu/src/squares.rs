@@ -11,9 +11,10 @@ pub const SIDE: u32 = 32;
 pub struct Squares {
     /// Sizes of the index space along the dimension of the loads (rows) and along the last dimension (columns).
     pub extent: [E; 2],
-    /// Number of squares along both, and in total.
+    /// Number of squares along each of these dimensions, and in total.
     pub squares: [E; 3],
-    /// Variables: number of the plane, which stands for the coordinates of all other dimensions; row; column.
+    /// Three variables: the number of the plane, which stands for the coordinates of all other dimensions; the row; the
+    /// column.
     pub vars: [Var; 3],
     /// Stores of an element.
     pub stores: Vec<Store>,

@@ -20,14 +20,13 @@ pub enum Ref {
     Faults,
 }
 
-/// One 32-bit word of a launch's parameters. In the variants that hold a `bool`, it selects the upper word of a
-/// 64-bit value.
+/// One 32-bit word of a launch's parameters. The `bool` in a variant is true for the upper word of a 64-bit value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Word {
     /// Constant: a size, a stride or another number that follows from metadata.
     Fixed(u32),
-    /// Index of a tensor's first element relative to the start of its binding, in elements of this format. If that
-    /// element precedes the binding the index wraps, and so does its sum with the index of any element within the
+    /// Index of a tensor's first element relative to the start of its binding, in elements of this format. If the first
+    /// element precedes the binding, the index wraps, and so does its sum with the index of any element within the
     /// binding.
     Offset(Ref, Mem),
     /// First element or row of the part of the kernel that runs.
@@ -53,7 +52,7 @@ pub struct Buf {
     pub tensor: Ref,
     /// Memory format of the elements.
     pub mem: Mem,
-    /// Whether the kernel writes it.
+    /// Whether the kernel writes the buffer.
     pub written: bool,
     /// Whether several threads write parts of the same word, so that accesses have to be atomic.
     pub atomic: bool,
@@ -63,7 +62,7 @@ pub struct Buf {
     pub base: Option<u32>,
 }
 
-/// A window on a buffer of a kernel.
+/// A window on a kernel's buffer.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Index of the buffer.
@@ -92,7 +91,7 @@ impl Tensor {
     }
 }
 
-/// How a value is combined with the element in memory.
+/// The operation that combines a value with the element in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Put {
     /// Replaces the element.
@@ -116,7 +115,7 @@ pub struct Store {
     pub at: E,
     /// Value to store.
     pub value: E,
-    /// How the value is combined with the element in memory.
+    /// The operation that combines the value with the element in memory.
     pub put: Put,
     /// Condition under which the store is done; `None` for always.
     pub guard: Option<E>,
@@ -135,7 +134,7 @@ impl Store {
 /// A stage of the work of a row's team.
 #[derive(Clone, Debug)]
 pub enum Stage {
-    /// Reduces the members of the row: first each thread a share of them, then across the threads.
+    /// Reduces the members of the row: each thread reduces a share of them, then the results of the threads are merged.
     Reduce {
         /// Index of the member.
         member: Var,

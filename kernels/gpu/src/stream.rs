@@ -67,10 +67,11 @@ enum Command {
 /// Maximum number of commands of a submission.
 const BATCH: usize = 512;
 
-/// Maximum number of submissions in flight: what the host is ahead of the device, in runs of some 32 ops.
+/// Maximum number of submissions in flight. It limits the host's lead over the device; a submission is a run of some 32
+/// ops.
 const IN_FLIGHT: usize = 8;
 
-/// Time for which a read polls the device before it sleeps: about the cost of sleeping and waking.
+/// Time for which a read polls the device before the thread sleeps: about the cost of sleeping and waking.
 const SPINS: Duration = Duration::from_micros(100);
 
 /// Maximum number of cached bind groups.
@@ -105,10 +106,10 @@ pub struct Stream {
     staging: Option<wgpu::Buffer>,
     /// Buffer whose first word is read back with every download.
     pub watch: Option<BufId>,
-    /// Value of that word at the last download.
+    /// Value of the first word of `watch` at the last download.
     pub watched: Option<u32>,
-    /// Error of the first kernel that did not compile. All later reads return it, because what they read may depend on
-    /// that kernel.
+    /// Error of the first kernel that did not compile. All later reads return this error, because the values that they
+    /// read may depend on the kernel.
     failed: Option<DeviceError>,
     /// Number of dispatches recorded.
     pub dispatches: u64,
@@ -285,8 +286,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Polls the device until `reached` returns true, for at most [`SPINS`]. Returns whether it did. A software adapter
-    /// needs the cores for its own work, so it is not polled.
+    /// Polls the device until `reached` returns true, for at most [`SPINS`]. Returns whether `reached` returned true. A
+    /// software adapter is not polled, because it needs the cores for its own work.
     fn spin_until(&self, reached: impl Fn() -> bool) -> bool {
         let begin = Instant::now();
         while self.gpu.is_hardware && begin.elapsed() < SPINS {
@@ -367,13 +368,13 @@ impl Stream {
         self.clock.as_mut().map_or_else(Vec::new, |clock| clock.read(&self.gpu))
     }
 
-    /// Whether the device has work for a while: what it computes, and a submission after that. What is recorded meanwhile
-    /// can wait to become one larger submission.
+    /// Whether the device has work for a while: a submission that it computes, and another one that waits. Commands
+    /// that are recorded meanwhile can wait to become one larger submission.
     pub fn is_busy(&mut self) -> bool {
         if self.in_flight.len() < 2 {
             return false;
         }
-        // Fails for a lost device, which the next submission reports.
+        // Polling fails for a lost device, which the next submission reports.
         if self.gpu.device.poll(wgpu::PollType::Poll).is_ok_and(|status| status.is_queue_empty()) {
             self.in_flight.clear();
         }

@@ -1,7 +1,7 @@
-//! The structure of a kernel: all that its text depends on, without the cost of printing it.
+//! The structure of a kernel: all properties that its text depends on, without the cost of printing the text.
 //!
-//! A new shape needs the same kernels as the shapes before it, with other parameters. Their pipelines are found by
-//! structure, so that only new structures are printed.
+//! A new shape needs the same kernels as earlier shapes, with other parameters. Their pipelines are found by structure,
+//! so that only kernels of new structures are printed.
 
 use rustc_hash::FxHashMap;
 
@@ -114,7 +114,7 @@ impl Structure {
         all.iter().for_each(|e| self.expression(e));
     }
 
-    /// Appends an expression: its number if it has been visited, else its operator and operands.
+    /// Appends an expression: its number if it has been visited, otherwise its operator and operands.
     fn expression(&mut self, e: &E) {
         let key = std::rc::Rc::as_ptr(&e.0);
         if let Some(number) = self.known.get(&key) {
@@ -219,7 +219,7 @@ mod tests {
     use crate::print::{Target, wgsl};
     use tandem_executor::ir::{Mem, Ty};
 
-    /// A kernel that adds a number, and multiplies by another, as many times as `times` says.
+    /// A kernel that adds 1.5 and multiplies by `number`, `times` times.
     fn kernel(n: i64, times: usize, number: f32, mem: Mem) -> Kernel {
         let mut k = Kernel::new("some");
         let x = k.window(Ref::Input(0), mem, &[n], &[1], false);

@@ -1,4 +1,5 @@
-//! The table of lowerings: which operators run as kernels on a GPU, and the function that makes the kernels of a call.
+//! The table of lowerings: the operators that run as kernels on a GPU, and the functions that make the kernels of a
+//! call.
 //!
 //! A row stands for all overloads of an operator and for its in-place form. An operator without a row is lowered by its
 //! expression ([`tandem_executor::ops::pointwise`]), or runs on the host.
@@ -20,7 +21,7 @@ use crate::ops::reduce::{Extreme, Spread, Sums, arg_extreme, extreme, max_min, s
 use crate::ops::softmax::Kind;
 use crate::ops::upsample::{self, Interpolation};
 
-/// A row: some operators, and their lowering.
+/// A row of the table: some operators and their lowering.
 #[derive(Clone, Copy)]
 struct Row {
     /// Names, separated by spaces.

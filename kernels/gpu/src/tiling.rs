@@ -1,4 +1,4 @@
-//! Tiling of contractions: how a matrix product is split over workgroups and threads.
+//! Tiling of contractions: the division of a matrix product among workgroups and threads.
 
 /// Cooperative matrices of a device, with factors of 16 bits and sums of 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ pub struct Extent {
     pub k: i64,
 }
 
-/// How a contraction is split over workgroups.
+/// The division of a contraction among workgroups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiling {
     /// Tile of each workgroup.

@@ -16,7 +16,7 @@ use tandem_executor::ir::{E, Ty};
 /// Smallest size of the last dimension, and of the other dimension of squares, for which a walk is not a map.
 const LEAST: i64 = 16;
 
-/// Largest number of bytes of workgroup memory for squares: what WebGPU grants.
+/// Maximum number of bytes of workgroup memory for squares, which is WebGPU's default limit.
 const MOST_BYTES: u32 = 16 << 10;
 
 /// The skeleton of a point-wise kernel.
@@ -41,7 +41,7 @@ impl Walk {
         if ins.iter().all(|t| along(t) || t.strides[last] == 0) {
             return if sizes[last] % i64::from(VECTOR) == 0 { Walk::Rows } else { Walk::Map };
         }
-        // Elements below 16 bits share words, which one thread stores.
+        // Elements of less than 16 bits share words, and one thread must store a whole word.
         if outs.iter().any(|t| t.mem.size() < 2) {
             return Walk::Map;
         }
@@ -60,9 +60,8 @@ impl Walk {
 pub type Put<'p> = &'p dyn Fn(&Kernel, &Tensor, &[E], &E, E) -> Store;
 
 impl Kernel {
-    /// Uses a thread for each element, or for some neighbours, of an index space. `outs` and `ins` are the
-    /// operands. `body` receives the element's coordinates, its row-major number, and the function that
-    /// stores it.
+    /// Uses a thread for each element of an index space, or for some neighbours. `outs` and `ins` are the operands.
+    /// `body` receives the element's coordinates, its row-major number, and the function that stores the element.
     pub fn walk(
         &mut self,
         sizes: &[i64],

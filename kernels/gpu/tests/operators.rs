@@ -1,4 +1,4 @@
-//! The page of the operators' tables.
+//! Checks docs/operator-table.md, the page with the tables of operators.
 
 #[path = "../examples/operators.rs"]
 mod operators;

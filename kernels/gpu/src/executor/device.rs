@@ -35,8 +35,8 @@ pub(super) struct DeviceOp {
     pub(super) hosted: u64,
 }
 
-/// Lowerings of a node by variant. The outer `None` stands for one that is not known yet, the inner one for the
-/// host path.
+/// Lowerings of a node by variant. The outer `None` stands for a variant that has not been lowered, the inner `None`
+/// for the host path.
 type Lowerings = Vec<Option<Option<Arc<Lowered>>>>;
 
 /// A GPU that runs ops as WGSL kernels.
@@ -185,8 +185,8 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// For calls that copy a host tensor into a storage: if the tensor's bytes fill the whole storage, uploads them
-    /// into a new buffer, which becomes the storage's contents. Returns whether it did.
+    /// Handles a call that copies a host tensor into a storage. If the tensor's bytes fill the whole storage, uploads
+    /// them into a new buffer, which becomes the storage's contents. Returns whether it did.
     fn move_in(&mut self, call: &Call<'_>) -> Result<bool, DeviceError> {
         let [to, from, ..] = &call.inputs[..] else { return Ok(false) };
         let Place::Storage { id, .. } = to.place else { return Ok(false) };
@@ -404,12 +404,12 @@ impl GpuDevice {
             }
             Word::Key(upper) => (key >> if upper { 32 } else { 0 }) as u32,
             Word::Tag => tag,
-            // `placed` resolves the first three, `Given::word` the last one.
+            // `placed` returns the values of the first three words, `Given::word` the value of a feed.
             Word::Offset(..) | Word::First | Word::Count | Word::Feed(..) => 0,
         }
     }
 
-    /// Runs an op of a run with its lowering, or on the host if that is `None`.
+    /// Runs an op of a run with its lowering, or on the host if `lowered` is `None`.
     pub(super) fn run_lowered(&mut self, op: &OpRun<'_, '_>, lowered: Option<Arc<Lowered>>) {
         let location = op.declared.key.location;
         let outcome = match lowered {
@@ -430,7 +430,7 @@ impl GpuDevice {
         self.fail(op, failure);
     }
 
-    /// Reports that an op of a run failed, and poisons what it would have written.
+    /// Reports that an op of a run failed, and poisons the storages that the op would have written.
     pub(super) fn fail(&mut self, op: &OpRun<'_, '_>, failure: Arc<Failure>) {
         tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
         let written = op.declared.writes.iter().filter_map(|i| match op.call.inputs[*i as usize].place {
@@ -443,8 +443,8 @@ impl GpuDevice {
         self.failures.push(failure);
     }
 
-    /// The lowering of an op's variant, cached after the first call. It is replaced if a number that it is
-    /// specialized for has changed.
+    /// The lowering of an op's variant, which is cached after the first call. A lowering is replaced if a number that
+    /// it is specialized for has changed.
     pub(super) fn lowering_of(&mut self, op: &OpRun<'_, '_>) -> Option<Arc<Lowered>> {
         let (node, number) = (op.node.index(), op.number as usize);
         if self.lowered.len() <= node {
@@ -465,8 +465,8 @@ impl GpuDevice {
         lowered
     }
 
-    /// Poisons what depends on a fault that a kernel has reported. Uses the fault word of the last download, or
-    /// downloads it if `read` is true.
+    /// Poisons the storages that depend on a fault which a kernel has reported. Uses the fault word of the last
+    /// download, or downloads the word if `read` is true.
     pub(super) fn check_faults(&mut self, read: bool) {
         if !self.faults.pending() {
             return;
@@ -483,8 +483,8 @@ impl GpuDevice {
     }
 }
 
-/// A lowering that creates storages of a variant's sizes. Some of PyTorch's kernels leave a small result in a larger storage,
-/// which the program can see.
+/// Makes a lowering create storages of a variant's sizes. Some of PyTorch's kernels leave a small result in a larger
+/// storage, and the program can see that storage's size.
 fn with_storages_of(variant: &Variant, mut lowered: Lowered) -> Lowered {
     let (own, theirs) = (&mut lowered.outputs.fresh, &variant.outputs.fresh);
     if own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own <= theirs) {
@@ -493,8 +493,12 @@ fn with_storages_of(variant: &Variant, mut lowered: Lowered) -> Lowered {
     lowered
 }
 
-/// Whether a kernel would write one buffer through two bindings; or would read a buffer that it writes although it
-/// does not allow that (`Kernel::apart`) or the windows partly overlap, which PyTorch treats as an error.
+/// Whether a call must not run with the given buffers, for one of these reasons:
+///
+/// - A kernel would write one buffer through two bindings.
+/// - A kernel would also read a buffer that it writes, although it does not allow that (`Kernel::apart`).
+/// - A kernel would also read a buffer that it writes, and the two windows partly overlap, which PyTorch treats as an
+///   error.
 fn collides(lowered: &Lowered, call: &Call<'_>, inputs: &[Option<BufId>]) -> bool {
     lowered.actions.iter().any(|action| {
         let Action::Dispatch { pipeline, tensors, apart, .. } = action else { return false };
@@ -548,7 +552,7 @@ fn writes_host_tensor(call: &Call<'_>, writes: &[bool]) -> bool {
     })
 }
 
-/// Generator that a call draws random numbers from; null for the default one.
+/// The generator that a call draws random numbers from; null for the default generator.
 fn generator(call: &Call<'_>) -> *mut std::ffi::c_void {
     let given = call.args.iter().find_map(|a| match a {
         Arg::Generator(g) => Some(*g),

@@ -29,7 +29,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Combines devices; the first one is `tandem:0`.
+    /// Combines devices. The first device is `tandem:0`.
     pub fn new(all: Vec<GpuDevice>) -> Devices {
         Devices { all, homes: Vec::new() }
     }
@@ -43,8 +43,8 @@ impl Devices {
         &mut self.all[usize::from(home)]
     }
 
-    /// Copies the inputs of a call that are on other devices to the host and makes the call use the copies. Returns
-    /// whether there were any. `parts` receives buffers that have to live until the call has finished.
+    /// Copies the inputs of a call that are on other devices to the host, and makes the call use the copies. Returns
+    /// whether there were such inputs. `parts` receives buffers that have to live until the call has finished.
     fn bring(
         &mut self,
         call: &mut Call<'_>,
@@ -108,7 +108,7 @@ impl Immediate for Devices {
     }
 
     fn read(&mut self, id: StorageId, offset: u64, bytes: &mut [u8]) -> Option<Result<(), Arc<Failure>>> {
-        // A run that ends with this read has been started on no device.
+        // The read may end a run whose commands have not been submitted on any device.
         self.all.iter_mut().for_each(GpuDevice::flush);
         let read = self.at_home(id).read(id, offset, bytes);
         if let Some(Err(failure)) = &read {

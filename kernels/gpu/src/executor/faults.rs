@@ -14,8 +14,8 @@ use crate::memory::BufId;
 use crate::stream::Stream;
 use tandem_executor::error::Fault;
 
-/// Tags that a storage's contents depend on, in ascending order. [`ANY`] replaces the last ones if there are too
-/// many.
+/// Tags that a storage's contents depend on, in ascending order. If there are too many, [`ANY`] replaces the last of
+/// them.
 pub type Taints = SmallVec<[u32; 4]>;
 
 /// Matches every tag.
@@ -93,8 +93,8 @@ impl Faults {
         }
     }
 
-    /// Returns the first op that faulted, with its tag, and resets the word. Uses the word of the last download, or
-    /// downloads it if `read` is true.
+    /// Returns the first op that faulted, with its tag, and resets the fault word. Uses the word of the last download,
+    /// or downloads the word if `read` is true.
     pub fn check(&mut self, stream: &mut Stream, read: bool) -> Option<(u32, Expected)> {
         if read {
             // The loss of a device is reported elsewhere.

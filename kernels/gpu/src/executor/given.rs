@@ -17,7 +17,7 @@ use tandem_executor::ir::Ty;
 pub enum Refused {
     /// The call can take the host path.
     Host,
-    /// The call failed; the host path would not help.
+    /// The call failed, and would also fail on the host path.
     Failed(Arc<Failure>),
     /// An input is poisoned.
     Poisoned(Arc<Failure>),
@@ -33,7 +33,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// Value of a word that refers to a group's parameter; 0 for other words.
+    /// Value of a parameter word of the group; 0 for other words.
     pub fn word(&self, word: Word) -> u32 {
         match word {
             Word::Feed(param, ty, upper) => ty.word(self.params[param as usize], upper),

@@ -1,4 +1,4 @@
-//! Fusion: which ops of a run are fused, and how their groups run.
+//! Fusion: selection of the ops of a run that are fused, and execution of their groups.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use tandem_executor::ops::registry::Operators;
 use tandem_executor::plan::{Before, Draft, Feed, Fuser, GroupRun, Slot};
 use tandem_executor::run::{HostFeed, OpRun, Span, with_op};
 
-/// Maximum number of tensors of a group, whatever the adapter can bind. It leaves each of them eight of a kernel's 256
-/// parameter words, for strides and an offset.
+/// Maximum number of tensors of a group, even if the adapter can bind more. With this many, each tensor can use eight
+/// of a kernel's 256 parameter words, for strides and an offset.
 const MOST_TENSORS: usize = 32;
 
 impl Fuser for GpuDevice {
@@ -61,7 +61,7 @@ impl Fuser for GpuDevice {
         draft: Draft<Slot, Feed>,
         same: &dyn Fn(Slot, Slot) -> bool,
     ) -> Option<KernelGroup> {
-        // The kernels of a single op are specialized for it.
+        // A single op is not fused, because its own kernels are specialized for it.
         if draft.calls < 2 {
             return None;
         }
@@ -78,8 +78,8 @@ impl Fuser for GpuDevice {
 }
 
 impl GpuDevice {
-    /// Runs the ops of a group together. Refuses if an operand is poisoned or if a storage exceeds the maximum size
-    /// of a binding. At most the group's new storages have been allocated then, and the ops can still run one by
+    /// Runs the ops of a group together. Refuses if an operand is poisoned, or if a storage exceeds the maximum size of
+    /// a binding. In that case at most the group's new storages have been allocated, and the ops can still run one by
     /// one.
     pub(super) fn run_fused(&mut self, run: &GroupRun<'_, '_, KernelGroup>) -> Result<(), Refused> {
         let GroupRun { plan, fused, span, program } = *run;
@@ -143,7 +143,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// Reports that a group failed, and poisons what it would have written.
+    /// Reports that a group failed, and poisons the storages that the group would have written.
     pub(super) fn fail_group(&mut self, group: &KernelGroup, failure: &Arc<Failure>, span: &Span<'_>) {
         tracing::warn!(%failure, "fused ops failed; what they would have written is poisoned");
         for (slot, _) in &group.stored {

@@ -17,7 +17,7 @@ use tandem_executor::host::{Buffer, Exception, HostFailure, call_host};
 const WHOLE: u64 = 1 << 16;
 
 impl GpuDevice {
-    /// Runs a call on the host whose variant and new storage ids are known. Fails if the outputs differ from the
+    /// Runs a call on the host, given its variant and the ids of new storages. Fails if the outputs differ from the
     /// variant's.
     pub(super) fn run_host(
         &mut self,
@@ -55,7 +55,7 @@ impl GpuDevice {
         let written = written_inputs(call, writes, operator.traits.hidden_writes);
         let mut resolved =
             Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
-        // Copies of parts of storages, which have to live until the call has finished.
+        // Host copies of parts of storages. They have to live until the call has finished.
         let mut parts: SmallVec<[Buffer; 2]> = SmallVec::new();
         for i in 0..call.inputs.len() {
             let Place::Storage { id, .. } = call.inputs[i].place else { continue };
@@ -129,13 +129,13 @@ impl GpuDevice {
         let copied = self.storages.read_host(id, offset, bytes, &mut self.stream, host);
         copied.map_err(|absent| self.absent(absent))?;
         self.check_faults(false);
-        // Commands of the run that ended before this read may be recorded still.
+        // The run that ends with this read may have commands that were recorded but not submitted.
         self.flush();
         self.storages.poisoned(id).map_or(Ok(()), Err)
     }
 
-    /// Copies an input's contents to the host for a call on another device, and checks that no fault has spoiled
-    /// them.
+    /// Copies an input's contents to the host for a call on another device, and checks that no fault has spoiled these
+    /// contents.
     pub(super) fn read_out<'a>(
         &mut self,
         call: &Call<'_>,
@@ -149,9 +149,9 @@ impl GpuDevice {
         self.storages.poisoned(id).map_or(Ok(place), Err)
     }
 
-    /// Location of an input in host memory, and the number of elements to subtract from its offset. If the storage
-    /// is large and no other input uses it, only the window of the input is copied, provided that it is not
-    /// written.
+    /// Location of an input in host memory, and the number of elements to subtract from its offset. Only the window of
+    /// the input is copied if the storage is large, no other input uses the storage, and the call does not write the
+    /// input.
     fn bring<'a>(
         &mut self,
         call: &Call<'_>,
@@ -187,7 +187,8 @@ impl GpuDevice {
     }
 }
 
-/// Whether a call writes each of its inputs, by the schema's `writes` and the arguments that are written without its saying so.
+/// Whether a call writes each of its inputs. `writes` are the arguments that the schema declares as written, `hidden`
+/// the arguments that are written although the schema does not declare it.
 fn written_inputs(call: &Call<'_>, writes: &[bool], hidden: &[usize]) -> SmallVec<[bool; 8]> {
     let mut written = SmallVec::new();
     for (number, (arg, said)) in call.args.iter().zip(writes).enumerate() {

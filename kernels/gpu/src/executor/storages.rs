@@ -16,7 +16,7 @@ use tandem_executor::host::{Buffer, Exception, HostError, HostKernels};
 pub enum Contents {
     /// No contents: the storage does not exist or was freed.
     Free,
-    /// This many undefined bytes, without memory so far.
+    /// Undefined bytes, of this number, for which no memory has been allocated.
     Undefined(u64),
     /// Bytes on the device, on the host, or the same on both.
     Held {
@@ -185,7 +185,7 @@ impl Storages {
         }
     }
 
-    /// Drops the device copy after a write on the host, which may also have enlarged the buffer.
+    /// Drops the device copy after a write on the host. The write may have enlarged the host buffer.
     pub fn written_on_host(&mut self, id: StorageId, stream: &mut Stream) {
         if let Contents::Held { device, host: Some(buffer), nbytes, .. } = self.slot(id) {
             *nbytes = buffer.bytes().1;

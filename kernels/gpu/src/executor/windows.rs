@@ -1,7 +1,7 @@
 //! Bindings of buffers that exceed the maximum size of a binding.
 //!
-//! A kernel on a tensor that exceeds that size runs in parts; see [`crate::spans`]. Other kernels get bindings
-//! that cover their tensors, whose storages may be much larger than they are.
+//! If a tensor exceeds the maximum size, the kernel runs in parts: see [`crate::spans`]. Otherwise the bindings cover
+//! the kernel's tensors, and leave out other parts of the storages, which may be much larger.
 
 use std::num::NonZeroU64;
 
@@ -17,8 +17,8 @@ use crate::store::Ref;
 use crate::stream::Bound;
 
 impl GpuDevice {
-    /// Bindings of a kernel or of one of its parts: whole buffers if that is possible, otherwise the bytes that are
-    /// accessed.
+    /// Bindings of a kernel or of one of its parts: whole buffers if possible, otherwise the accessed bytes of each
+    /// buffer.
     pub(super) fn bind(
         &self,
         call: &Call<'_>,

@@ -19,7 +19,7 @@ fn halves(l: &Lowering<'_>, x: &Operand, arg: usize) -> Option<(usize, Dims)> {
     Some((d, sizes))
 }
 
-/// Returns the same coordinates in the second half.
+/// Returns the coordinates, given in the first half, of the same element in the second half.
 fn second(k: &mut Kernel, coords: &[E], d: usize, half: i64) -> Vec<E> {
     let mut at = coords.to_vec();
     at[d] = &coords[d] + k.size(half);

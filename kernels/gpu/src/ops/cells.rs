@@ -1,5 +1,5 @@
-//! Fused cells of recurrent layers. Workspaces contain the activated gates, like those of the CPU kernels that the
-//! shim registers.
+//! Fused cells of recurrent layers. Workspaces contain the activated gates, as in the CPU kernels of the shim
+//! (pybridge/cpp/aten/cells.cpp).
 
 use crate::kernel::{Kernel, team};
 use crate::lower::{Lowering, Operand, Source, dense};
@@ -39,7 +39,7 @@ fn window(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
     }
 }
 
-/// Returns the biases of the input's and of the hidden state's gates: both or none.
+/// Returns the biases of the input's gates and of the hidden state's gates, or `None` if neither is given.
 fn biases(l: &mut Lowering<'_>, arg: usize, like: &Operand, columns: i64) -> Option<Option<[Operand; 2]>> {
     let (input, hidden) = (l.optional(arg)?, l.optional(arg + 1)?);
     match (input, hidden) {

@@ -1,7 +1,7 @@
-//! Kernels on many tensors at once: each workgroup works on a chunk of one of them.
+//! Kernels on many tensors at once: each workgroup works on a chunk of a tensor.
 //!
-//! Bundles ([`crate::bundling`]) share a launch between maps. Sums over all elements of each tensor, and marks that
-//! all tensors share, are here.
+//! Bundles ([`crate::bundling`]) share a launch between maps. The kernels here sum over all elements of each tensor, or
+//! set a mark that all tensors share.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,8 @@ use tandem_executor::ir::{Mem, Ty};
 
 /// Number of elements that one workgroup works on.
 const CHUNK: i64 = 1 << 14;
-/// Maximum number of tensors of a kernel. Each has three parameters, and compilers handle accesses to each one's buffer.
+/// Maximum number of tensors of a kernel. Each tensor has three parameters, and compilers handle the accesses to each
+/// buffer.
 const MEMBERS: usize = (MAX_WORDS - 8) / 3;
 
 /// Whether a tensor can be a member: its elements are computed as 32-bit floats, adjacent in some order, and not too many
@@ -95,7 +96,8 @@ impl Chunks {
         Some(text + "  }\n")
     }
 
-    /// Launches the kernel with `groups` workgroups. `body` computes a workgroup's part: number `g`, of `member`.
+    /// Launches the kernel with `groups` workgroups. `body` computes the share of a workgroup, which is number `g` of
+    /// `member`.
     fn launch(mut self, l: &mut Lowering<'_>, groups: i64, member: &str, body: &str) -> Option<()> {
         let source = format!(
             "{}@compute @workgroup_size({THREADS})\n\
@@ -199,7 +201,7 @@ pub(super) fn unscale(
     Some(())
 }
 
-/// Whether [`unscale`] computes a gradient: in place, so its elements are 32 bits wide.
+/// Whether [`unscale`] computes a gradient. It writes gradients in place, so elements must be 32 bits wide.
 pub(super) fn is_unscaled(l: &Lowering<'_>, grad: &Operand) -> bool {
     grad.mem == Mem::F32 && is_member(l, grad)
 }

@@ -19,7 +19,7 @@ use crate::tiling::Extent;
 use tandem_executor::ir::E;
 use tandem_executor::shapes::is_contiguous;
 
-/// Shape of a convolution. A transposed convolution has the shape of the regular one that maps its output `x` to
+/// Shape of a convolution. A transposed convolution is described by the regular convolution that maps its output `x` to
 /// its input `y`.
 #[derive(Clone, Debug)]
 struct Geometry {
@@ -76,8 +76,8 @@ impl Options {
 }
 
 impl Geometry {
-    /// Returns the geometry of an input, a weight and options, or `None` if they do not fit together or if eager
-    /// mode's output layout is not reproduced here.
+    /// Returns the geometry of an input, a weight and options. `None` if they do not fit together, or if eager mode's
+    /// output layout is not reproduced here.
     fn of(input: &Operand, weight: &Operand, o: &Options) -> Option<Geometry> {
         let rank = input.ndim().checked_sub(2)?;
         let dtype = input.dtype;
@@ -122,8 +122,8 @@ impl Geometry {
         let likes_last = |x: &Operand| suggests_channels_last(&x.sizes, &x.strides);
         let mut last = likes_last(input) || likes_last(weight);
         if rank == 3 && last {
-            // oneDNN's kernels keep the channels-last layout; PyTorch's own kernels, which it selects for small
-            // calls, do not.
+            // oneDNN's kernels keep the channels-last layout. For small calls PyTorch selects its own kernels, which do
+            // not keep it.
             let small =
                 o.groups == 1 && batch == 1 && input.numel() <= 20480 && !(kernel[1] > 3 && kernel[2] > 3);
             match dtype {
@@ -178,7 +178,7 @@ impl Geometry {
         ones(&self.kernel) && ones(&self.stride) && self.padding.iter().all(|p| *p == 0)
     }
 
-    /// Whether each group has one channel of `x` and at most four of `y`.
+    /// Whether each group has one channel of `x` and at most four channels of `y`.
     fn is_depthwise(&self) -> bool {
         self.groups > 1 && self.cx == 1 && self.cy <= 4
     }
@@ -269,7 +269,7 @@ struct Reach {
 }
 
 impl Reach {
-    /// Adds up the address from these terms, the offset of the image (`place`) and that of the channel.
+    /// Adds up the address: these terms, the offset of the image (`place`) and the offset of the channel.
     fn at(&self, place: E, channel: Option<E>) -> E {
         let of_place = self.of_place.iter().fold(place, |a, b| a + b);
         let of_tap = match (channel, &self.of_tap) {
@@ -287,7 +287,7 @@ fn gather(k: &mut Kernel, g: &Geometry, strides: &[i64], place: &[E], tap: &[E])
     for d in 0..g.rank() {
         let (stride, padding, dilation) = (k.size(g.stride[d]), k.size(g.padding[d]), k.size(g.dilation[d]));
         let (step, size) = (k.size(strides[d]), k.size(g.x[d]));
-        // Unsigned: a coordinate below 0 wraps around, so that it compares as beyond the size.
+        // The arithmetic is unsigned: a coordinate below 0 wraps around, so that it compares as beyond the size.
         let begin = &place[d] * stride - padding;
         let reach = &tap[d] * dilation;
         all.of_place = add(all.of_place, &begin * &step);
@@ -408,7 +408,8 @@ type Reaching = dyn Fn(&mut Kernel, &Geometry, &[i64], &[E], &[E]) -> Reach;
 /// depth.
 type Weights<'w> = &'w dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, &E) -> Option<Side>;
 
-/// Launches the contraction of an image, which has `channels` channels per group, and a weight to an image.
+/// Launches the contraction of an image and a weight to another image. The first image has `channels` channels per
+/// group.
 fn image_product(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -473,15 +474,16 @@ fn forward(
     image_product(l, "convolution", g, (x, g.cx, &gather), &kernels, &Made { out: y, each: g.cy, bias })
 }
 
-/// Returns the terms of a weight's address that depend on a tap and a channel, which is one of `x` if `of_x` is
-/// true, else of `y`.
+/// Returns the terms of a weight's address that depend on a tap and a channel: a channel of `x` if `of_x` is true, else
+/// of `y`.
 fn weight_terms(k: &mut Kernel, w: &ConvOperand, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
     let mut parts = vec![(&channel, Some(w.strides[usize::from(of_x)]))];
     parts.extend(steps(&tap, &w.strides[2..]));
     terms(k, None, &parts)
 }
 
-/// Computes `x` from `y` and a weight: a transposed convolution, or the input gradient of a regular one.
+/// Computes `x` from `y` and a weight, which is a transposed convolution, or the input gradient of a regular
+/// convolution.
 fn backward(
     l: &mut Lowering<'_>,
     g: &Geometry,

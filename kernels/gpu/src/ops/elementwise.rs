@@ -19,8 +19,8 @@ pub fn launch(
     l.launch(kernel)
 }
 
-/// A kernel that computes `outs`, which all have the same sizes, point-wise from `ins`, which are broadcast to these
-/// sizes and converted to the given types. `body` gets their values and the number of the element in the order of the
+/// A kernel that computes `outs` point-wise from `ins`. All `outs` have the same sizes, to which `ins` are broadcast.
+/// `body` gets the values of `ins`, converted to the given types, and the number of the element in the order of the
 /// first output's memory.
 pub fn kernel(
     l: &Lowering<'_>,

@@ -1,5 +1,5 @@
-//! Operators on lists of tensors (`_foreach_*`). They use the expressions of the point-wise table, and one kernel
-//! for several tensors.
+//! Operators on lists of tensors (`_foreach_*`). Their expressions are in the point-wise table, and one kernel computes
+//! several tensors.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -38,8 +38,8 @@ fn items(l: &Lowering<'_>) -> Option<usize> {
     lengths.all(|n| n == first).then_some(first)
 }
 
-/// Returns the destination of an item's result: the item itself, or a new tensor with strides that follow the
-/// operands.
+/// Returns the destination of an item's result: the item itself for an in-place operator, or a new tensor with strides
+/// that follow the operands.
 fn target(l: &mut Lowering<'_>, item: usize, ins: &[Operand], dtype: Dtype) -> Option<Operand> {
     let sizes = broadcast(ins.iter().map(|x| &x.sizes[..]))?;
     if l.in_place() {
@@ -89,7 +89,7 @@ pub fn pointwise(l: &mut Lowering<'_>) -> Option<()> {
     carry_out(l, &jobs, op.value)
 }
 
-/// Whether the factor among the arguments, if there is one, can be converted to the dtype.
+/// Whether the operator's factor, if it has one, can be converted to the dtype.
 fn converts(l: &Lowering<'_>, arg: usize, item: usize, dtype: Dtype) -> bool {
     let factor = match l.call.args.get(arg) {
         Some(Arg::Scalars(list)) => list.get(item),
@@ -166,7 +166,7 @@ pub fn zero(l: &mut Lowering<'_>) -> Option<()> {
     carry_out(l, &jobs, |a| Some(E::lit(a.ty, 0.0)))
 }
 
-/// Launches kernels for the jobs, in order unless they are independent of each other.
+/// Launches kernels for the jobs. Jobs that depend on each other run in order.
 fn carry_out(l: &mut Lowering<'_>, jobs: &[ItemJob], value: Value) -> Option<()> {
     let mut kernels = Vec::new();
     for job in jobs.iter().filter(|job| job.out.numel() > 0) {
@@ -212,7 +212,7 @@ impl Fold {
 /// Number of elements that one workgroup reduces.
 const CHUNK: i64 = 1 << 14;
 
-/// Reduces all elements of `x`, in several chunks if there are many. `before` is applied to each element, `after`
+/// Reduces all elements of `x`, in several chunks if there are many. `before` is applied to each element, and `after`
 /// to the result.
 fn fold_all(
     l: &mut Lowering<'_>,

@@ -48,7 +48,7 @@ pub fn at_least_1d(x: &Operand) -> Operand {
     if x.ndim() == 0 { x.viewed(&[1], &[1]) } else { x.clone() }
 }
 
-/// Returns `None` unless a tensor's dtype is one of indices.
+/// Returns `None` unless the dtype of a tensor is a dtype of indices.
 pub fn is_index(x: &Operand) -> Option<()> {
     matches!(x.dtype, Dtype::INT64 | Dtype::INT32).then_some(())
 }
@@ -161,7 +161,7 @@ pub fn take(l: &mut Lowering<'_>) -> Option<()> {
 pub struct Indexing {
     /// Sizes of the selection.
     pub sizes: Dims,
-    /// Number of dimensions before those of the index tensors' common shape.
+    /// Number of dimensions before the dimensions of the index tensors' common shape.
     pub before: usize,
     /// Common shape of the index tensors.
     pub shape: Dims,
@@ -200,13 +200,13 @@ impl Indexing {
         (!empty).then_some(Indexing { sizes, before, shape, order, indices })
     }
 
-    /// Number of places that the index tensors distinguish: the product of the indexed dimensions.
+    /// Number of positions that the index tensors can select: the product of the sizes of the indexed dimensions.
     pub fn slots(&self, x: &Operand) -> i64 {
         self.indices.iter().map(|(d, _)| x.sizes[*d]).product()
     }
 
-    /// Returns the coordinates in the tensor of an element of the selection, whether they are in range, and the
-    /// number of the place in the indexed dimensions.
+    /// Returns three values for an element of the selection: its coordinates in the tensor, whether they are in range,
+    /// and the number of the position in the indexed dimensions.
     pub fn place(&self, l: &Lowering<'_>, k: &mut Kernel, x: &Operand, coords: &[E]) -> (Vec<E>, E, E) {
         let mut at = vec![E::u32(0); x.ndim()];
         let after = self.before + self.indices.len();
@@ -230,8 +230,8 @@ impl Indexing {
         (at, all, slot)
     }
 
-    /// Strides of a new tensor for the selection. They follow PyTorch's iterator over the tensor, with a stride of
-    /// 0 in index dimensions, and the index tensors.
+    /// Strides of a new tensor for the selection. They follow the iterator by which PyTorch walks over the tensor, with
+    /// a stride of 0 in index dimensions, and over the index tensors.
     fn strides(&self, x: &Operand) -> Dims {
         let after = self.before + self.indices.len();
         let of = |dims: &[usize]| -> Dims { dims.iter().map(|d| x.strides[*d]).collect() };

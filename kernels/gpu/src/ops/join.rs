@@ -10,7 +10,7 @@ use crate::ops::types::{channels_last, preserved, result_type, suggests_channels
 use tandem_executor::ir::{E, Mem, Ty};
 use tandem_executor::shapes::is_contiguous;
 
-/// Maximum number of input tensors of a kernel. Every adapter can bind these and the output.
+/// Maximum number of input tensors of a kernel. Every adapter can bind this number of inputs and the output.
 const PIECES: usize = 6;
 
 /// Returns a list of tensors in memory, and their result dtype.
@@ -68,7 +68,7 @@ pub fn stack(l: &mut Lowering<'_>) -> Option<()> {
     join(l, &out, dim, &tensors)
 }
 
-/// Operands of a kernel that moves elements: as integers, unless it converts them.
+/// Operands of a kernel that moves elements: as integers, unless the kernel converts the elements.
 fn as_bits(out: &Operand, tensors: &[Operand]) -> (Operand, Vec<Operand>) {
     if tensors.iter().all(|t| t.dtype == out.dtype && matches!(t.place, Spot::Memory(_))) {
         return (bits(out), tensors.iter().map(bits).collect());
@@ -79,7 +79,7 @@ fn as_bits(out: &Operand, tensors: &[Operand]) -> (Operand, Vec<Operand>) {
 /// Writes tensors to an output, one after the other along a dimension.
 fn join(l: &mut Lowering<'_>, out: &Operand, dim: usize, tensors: &[Operand]) -> Option<()> {
     let (out, tensors) = as_bits(out, tensors);
-    // A contiguous tensor is seen as rows, each of which comprises `dim` and the dimensions after it.
+    // A contiguous tensor is viewed as rows, each of which consists of `dim` and the dimensions after it.
     let rows = |x: &Operand| -> Operand {
         let length: i64 = x.sizes[dim..].iter().product();
         let sizes = [x.sizes[..dim].iter().product(), length];
@@ -177,7 +177,7 @@ pub fn block_diag(l: &mut Lowering<'_>) -> Option<()> {
     Some(())
 }
 
-/// Launches a kernel that moves elements of `x` to an output. `from` maps coordinates of the output to those of
+/// Launches a kernel that moves elements of `x` to an output. `from` maps coordinates of the output to coordinates of
 /// `x`.
 fn rearrange(
     l: &mut Lowering<'_>,
@@ -200,7 +200,7 @@ fn dims(list: &[i64], ndim: usize) -> Option<Vec<usize>> {
     dims.iter().enumerate().all(|(i, d)| !dims[..i].contains(d)).then_some(dims)
 }
 
-/// Coordinates, counted from the end in some dimensions.
+/// Coordinates of an element, counted from the end in the dimensions `dims`.
 fn flipped(k: &mut Kernel, x: &Operand, dims: &[usize], coords: &[E]) -> Vec<E> {
     let mut coords = coords.to_vec();
     for d in dims {

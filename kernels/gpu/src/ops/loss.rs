@@ -12,14 +12,13 @@ use tandem_executor::ir::{E, Ty};
 use tandem_executor::ops::losses;
 use tandem_executor::ops::losses::{Loss, Reduction};
 
-// PyTorch's words.
+// This message is PyTorch's.
 const NOT_BETWEEN: Fault = Fault::Value("all elements of input should be between 0 and 1");
 
 /// Number of elements that are summed at once. Sums of more elements take two steps.
 const PART: i64 = 8192;
 
-/// Sums `values` over all elements, and stores what `finish` computes from the sums to `outs`, which have one
-/// element each.
+/// Sums `values` over all elements. `finish` computes the values of `outs`, which have one element each, from the sums.
 fn sums<const N: usize>(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -43,7 +42,7 @@ fn sums<const N: usize>(
         .zip(&strides)
         .map(|((x, ty), strides)| (l.read_as(&mut k, &x.viewed(&sizes, strides), *ty), *ty))
         .collect();
-    // Sums of the parts, if there are several.
+    // The sums of the parts, if there are several parts.
     let dtype = if ty == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 };
     let temp = if parts > 1 { Some(l.temp(&[N as i64, parts], dtype)?) } else { None };
     let targets = match &temp {
@@ -119,7 +118,7 @@ fn add<const N: usize>(a: [E; N], b: [E; N]) -> [E; N] {
     })
 }
 
-/// Returns the stores of what `finish` computes from the sums.
+/// Returns the stores of the values that `finish` computes from the sums.
 fn store_all<const N: usize>(
     k: &mut Kernel,
     targets: &[Tensor],
@@ -131,7 +130,7 @@ fn store_all<const N: usize>(
     targets.iter().zip(values).map(|(t, value)| k.store(t, &[], value)).collect()
 }
 
-/// Launches a loss of each element and its reduction. Without a reduction, the output has these sizes and strides.
+/// Launches a loss of each element and its reduction. If there is no reduction, the output has these sizes and strides.
 fn reduced(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -191,7 +190,7 @@ pub fn loss(l: &mut Lowering<'_>, of: Loss) -> Option<()> {
     })
 }
 
-/// The number of a loss, which is an argument if the loss has one.
+/// The number of a loss, such as `beta`. It is an argument if the loss has a number.
 fn numbered(l: &Lowering<'_>, k: &mut Kernel, of: Loss, arg: usize, ty: Ty) -> E {
     match of {
         Loss::SmoothL1 | Loss::Huber => l.number(k, arg, ty),
@@ -238,7 +237,7 @@ pub fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let (ty, sizes, dtype) = (x.mem.ty(), x.sizes.clone(), x.dtype);
-    // Faults are reported where an element is stored, so another kernel sums the losses.
+    // A fault is reported where its element is stored, so the losses are stored and another kernel sums them.
     let out = if reduction == Reduction::None {
         l.destination(0, &sizes, &preserved(&x), dtype)?
     } else {
@@ -310,7 +309,8 @@ struct Labelled {
 }
 
 impl Labelled {
-    /// Reads `self, target, weight`, which begin at argument `arg`. Samples are images if it is `nll_loss2d`.
+    /// Reads `self, target, weight`, which begin at argument `arg`. With `images`, the operator is `nll_loss2d`, and
+    /// samples are images.
     fn of(l: &Lowering<'_>, arg: usize, images: bool) -> Option<Labelled> {
         let (x, target, weight) = (l.tensor(arg)?, l.tensor(arg + 1)?, l.optional(arg + 2)?);
         let class = usize::from(x.ndim() > 1);
@@ -345,7 +345,7 @@ pub fn nll_loss(l: &mut Lowering<'_>, images: bool) -> Option<()> {
     }
     let out = l.destination(0, &[], &[], dtype)?;
     let total = l.destination(1, &[], &[], dtype)?;
-    // Faults are reported where an element is stored, so another kernel sums the losses.
+    // A fault is reported where its element is stored, so the losses are stored and another kernel sums them.
     let wide = if ty == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 };
     let (losses, weights) = (l.temp(&sizes, wide)?, l.temp(&sizes, wide)?);
     label_losses(l, &n, &[&losses, &weights])?;

@@ -1,7 +1,7 @@
 //! Matrix products.
 //!
-//! Products of 32-bit floats use the tiled contraction of [`crate::contract`], products with a vector a row
-//! reduction, and other types a loop in one thread per element. If the depth is split over workgroups, a second
+//! Products of 32-bit floats use the tiled contraction of [`crate::contract`]. Products with a vector use a row
+//! reduction, and other types use a loop in one thread per element. If the depth is split over workgroups, a second
 //! kernel adds up the partial sums in a fixed order.
 
 use tandem_tracegraph::call::Arg;
@@ -80,7 +80,7 @@ impl Matrix {
     }
 }
 
-/// Returns the sum of an offset and coordinates times strides, an absent stride being 1.
+/// Returns an offset plus the sum of coordinates times strides. An absent stride is 1.
 pub fn terms(k: &mut Kernel, offset: Option<E>, terms: &[(&E, Option<i64>)]) -> E {
     let mut at = offset;
     for (coord, stride) in terms {
@@ -96,8 +96,8 @@ pub fn terms(k: &mut Kernel, offset: Option<E>, terms: &[(&E, Option<i64>)]) -> 
     at.unwrap_or_else(|| E::u32(0))
 }
 
-/// Returns a matrix as an operand of a contraction at (batch, outer, depth), given its strides along these axes and
-/// its sizes along the last two.
+/// Returns a matrix as an operand of a contraction at (batch, outer, depth), given its strides along these axes and its
+/// sizes along outer and depth.
 pub fn side(
     l: &Lowering<'_>,
     k: &mut Kernel,
@@ -167,8 +167,8 @@ pub fn contract(
 /// Maximum number of kernels that a contraction of large tensors is divided over.
 const MOST_PIECES: i64 = 64;
 
-/// The kernels for the tiles of a contraction: one, or several if a tensor exceeds the maximum size of a binding. `None` if
-/// there is no way to divide it, or the device lacks a feature.
+/// The kernels for the tiles of a contraction: one kernel, or several if a tensor exceeds the maximum size of a
+/// binding. `None` if the contraction cannot be divided, or if the device lacks a feature.
 fn tiles(
     l: &Lowering<'_>,
     label: &'static str,
@@ -190,8 +190,8 @@ fn tiles(
     all.filter_map(|counts| divided(l, label, (e, plan), counts, sides, finish)).next()
 }
 
-/// The kernels of a contraction that is divided into these numbers of pieces along batch, m, n and the parts of k. `None` if
-/// one of them cannot be bound.
+/// The kernels of a contraction that is divided into these numbers of pieces along batch, m, n and the parts of k.
+/// `None` if a kernel's tensors cannot be bound.
 fn divided(
     l: &Lowering<'_>,
     label: &'static str,
@@ -311,13 +311,13 @@ fn sum_parts(
     l.launch(k)
 }
 
-/// Function that returns the term of a row's sum at a depth. If it gets a condition, it reads nothing where that is
-/// false.
+/// Function that returns the term of a row's sum at a depth. If it gets a condition, it must read nothing where the
+/// condition is false.
 pub type Term<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, Option<E>) -> Option<E>;
 
-/// Sums `term` over the depth of each row, with a team of threads per row, or one thread per row if neighbouring
-/// rows are adjacent in memory (`together`). If that makes few threads, the depth of each row is split into parts.
-/// `finish` gets coordinates of one batch and one column.
+/// Sums `term` over the depth of each row. A team of threads sums up a row, or a single thread if neighbouring rows are
+/// adjacent in memory (`together`). If there are few threads, the depth of each row is split into parts. `finish` gets
+/// coordinates in one batch and one column.
 pub fn row_sums(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -379,7 +379,8 @@ pub fn row_sums(
     }
 }
 
-/// Launches a matrix product, transposed if its shape or the output's layout suits that better.
+/// Launches a matrix product. The transposed product is launched instead if it suits the shape or the output's layout
+/// better.
 fn product(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -485,7 +486,7 @@ fn common(operands: &[&Operand]) -> Option<Dtype> {
     (dtype != Dtype::BOOL && operands.iter().all(|x| x.dtype == dtype)).then_some(dtype)
 }
 
-/// Returns the destination of the result, or `None` if it has another dtype.
+/// Returns the destination of the result, or `None` if the destination has another dtype.
 fn destination(l: &mut Lowering<'_>, sizes: &[i64], dtype: Dtype) -> Option<Operand> {
     l.destination(0, sizes, &dense(sizes), dtype).filter(|out| out.dtype == dtype)
 }
@@ -544,7 +545,7 @@ pub fn mv(l: &mut Lowering<'_>) -> Option<()> {
     product(l, "mv", e, &Matrix::of(&a), &Matrix::column(&x), &Matrix::column(&out), &plain)
 }
 
-/// `dot(self, tensor)`, and `vdot`, which is the same for dtypes that are not complex.
+/// `dot(self, tensor)`, and `vdot`, which is the same as `dot` for dtypes that are not complex.
 pub fn dot(l: &mut Lowering<'_>) -> Option<()> {
     arity(l, 2)?;
     let (a, b) = (l.tensor(0)?, l.tensor(1)?);

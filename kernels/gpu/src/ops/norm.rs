@@ -33,7 +33,7 @@ fn computed(x: &Operand) -> Dtype {
     if x.mem.ty() == Ty::F64 { Dtype::FLOAT64 } else { Dtype::FLOAT32 }
 }
 
-/// Returns the output mask, an argument that says which outputs are requested.
+/// Returns the output mask, an argument that says for each output whether it is requested.
 fn mask<const N: usize>(l: &Lowering<'_>, arg: usize) -> Option<[bool; N]> {
     match l.call.args.get(arg)? {
         Arg::Bools(bits) if bits.len() == N => Some(std::array::from_fn(|i| bits[i] != 0)),
@@ -41,7 +41,7 @@ fn mask<const N: usize>(l: &Lowering<'_>, arg: usize) -> Option<[bool; N]> {
     }
 }
 
-/// Returns the parameter of a float among the arguments. Unlike [`Lowering::number`], it needs no lowering.
+/// Returns the parameter of a float among the arguments. Unlike [`Lowering::number`], this function needs no lowering.
 fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
     k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
 }
@@ -95,8 +95,8 @@ fn apply_backward(
     })
 }
 
-/// Computes the mean and reciprocal standard deviation of each row into `mean` and `rstd`. Returns both in the
-/// dtype in which they are computed.
+/// Computes the mean and reciprocal standard deviation of each row into `mean` and `rstd`. Returns both in the dtype of
+/// the computation.
 fn statistics(
     l: &mut Lowering<'_>,
     space: &Space,
@@ -124,7 +124,7 @@ fn statistics(
     Some((outs.pop()?, rstd))
 }
 
-/// Returns the step that sums the gradient, times the weight if there is one, and its product with `x - mean`.
+/// Returns the step of two sums: of the gradient, times the weight if there is one, and of this value times `x - mean`.
 fn gradient_sums(ty: Ty, weighted: bool) -> impl Fn(&mut Kernel, [E; 2], &[E], &E) -> [E; 2] {
     move |_, [sum, dot], v, _| {
         let dy = v[0].cast(ty);
@@ -150,7 +150,7 @@ struct NormRows {
 }
 
 impl NormRows {
-    /// Operands all have the sizes of the first one.
+    /// The rows of operands that all have the sizes of the first one.
     fn new(leading: usize, operands: &[&Operand]) -> NormRows {
         let part = |range: std::ops::Range<usize>| {
             let of = |x: &Operand| x.viewed(&x.sizes[range.clone()], &x.strides[range.clone()]);
@@ -168,7 +168,7 @@ impl NormRows {
         x.viewed(&sizes, &self.strides[n])
     }
 
-    /// Whether members are adjacent in an operand.
+    /// Whether members are adjacent in operand `n`.
     fn side_by_side(&self, n: usize) -> bool {
         self.members.len() == 1 && self.strides[n].last() == Some(&1)
     }
@@ -179,7 +179,7 @@ impl NormRows {
         coords
     }
 
-    /// Whether one team per row would leave most of the device idle: rows are few and long.
+    /// Whether rows are few and long, so that one team per row would leave most of the device idle.
     fn few(&self) -> bool {
         self.count * 256 < 1 << 14 && self.len >= 1 << 15
     }
@@ -335,7 +335,7 @@ fn layer_input_gradient(
     let operands: Vec<&Operand> = [x, out, grad, mean, rstd].into_iter().chain(weight).collect();
     let rows = NormRows::new(*leading, &operands);
     let len = rows.len;
-    // Terms that are subtracted from each member's gradient: a constant, and the factor of the member's deviation.
+    // Terms that are subtracted from each member's gradient: a constant, and a factor times the member's deviation.
     let losses = move |k: &mut Kernel, [sum, dot]: [E; 2], rstd: &E| {
         let len = k.size(len).cast(ty);
         [sum / &len, dot * rstd * rstd / len]
@@ -607,7 +607,7 @@ pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
 
 // --- Batch norm -----------------------------------------------------------------------------------------
 
-/// Expands a vector of one value per channel to a tensor's sizes. Returns `None` if it has other sizes.
+/// Expands a vector of one value per channel to a tensor's sizes. Returns `None` if the vector has another size.
 fn channels(p: &Operand, x: &Operand) -> Option<Operand> {
     if p.sizes[..] != [x.sizes[1]] {
         return None;
@@ -632,7 +632,7 @@ fn batch_space(x: &Operand) -> Space {
 /// An operator for batch norms.
 #[derive(Clone, Copy)]
 pub enum BatchNorm {
-    /// `native_batch_norm`, and `_native_batch_norm_legit` with running statistics or without them.
+    /// `native_batch_norm`, and `_native_batch_norm_legit` with and without running statistics.
     Native,
     /// `_native_batch_norm_legit_no_training`.
     NoTraining,
@@ -642,7 +642,7 @@ pub enum BatchNorm {
     NoUpdate,
 }
 
-/// Arguments that differ among the operators: their indices, or their values.
+/// The arguments that differ among the operators, as indices or values.
 struct BatchArgs {
     running: Option<usize>,
     training: bool,
@@ -703,8 +703,8 @@ pub fn batch_norm(l: &mut Lowering<'_>, form: BatchNorm) -> Option<()> {
     })
 }
 
-/// Computes the statistics of a batch into those that are saved for the backward pass, and updates the running
-/// ones. Returns the mean and reciprocal standard deviation in the dtype in which they are computed.
+/// Computes the statistics of a batch, stores them for the backward pass, and updates the running statistics. Returns
+/// the mean and reciprocal standard deviation in the dtype of the computation.
 fn batch_statistics(
     l: &mut Lowering<'_>,
     x: &Operand,
@@ -737,8 +737,8 @@ fn batch_statistics(
         values
     })?;
     let narrow = |x: &Operand| x.viewed(&x.sizes[1..2], &x.strides[1..2]);
-    // A separate kernel: the running statistics may be parts of one storage, and a kernel can write only one window
-    // of it.
+    // This is a separate kernel because the running statistics may be parts of one storage, and a kernel can write only
+    // one window of a storage.
     if let (Some(var), Some(squares)) = (&running_var, &squares) {
         let (var, squares) = (narrow(var), narrow(squares));
         elementwise::launch(l, "running_var", &[&var], &[(&var, ty), (&squares, ty)], |_, k, v, _| {

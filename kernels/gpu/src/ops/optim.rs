@@ -39,7 +39,8 @@ impl Values<'_, '_, '_> {
         self.l.number(self.k, arg, Ty::F32)
     }
 
-    /// Returns 1 - x for a number x among the arguments, with the bits that a 32-bit x close to 1 does not have.
+    /// Returns 1 - x for a number x among the arguments. The difference is taken from the number's 64 bits, because a
+    /// 32-bit x close to 1 lacks most bits of it.
     fn one_less(&mut self, arg: usize) -> E {
         let word = |upper| Word::Number(arg as u32, 0, Ty::F64, upper);
         let (low, high) = (self.k.word(Ty::U32, word(false)), self.k.word(Ty::U32, word(true)));
@@ -91,8 +92,8 @@ impl OptimizerStep {
         Some(OptimizerStep { lists, steps, rate, decay, maximize: l.flag(maximize, false), scale, skip })
     }
 
-    /// Launches kernels for the parameters. `body` returns the next values of the lists, `None` for those that do
-    /// not change.
+    /// Launches kernels for the parameters. `body` returns the next value for each list, or `None` if the list does not
+    /// change.
     fn launch(
         &self,
         l: &mut Lowering<'_>,
@@ -163,12 +164,12 @@ pub fn adam(l: &mut Lowering<'_>) -> Option<()> {
     moments(l, false)
 }
 
-/// `_fused_adamw_`, with the arguments of `_fused_adam_`. The decay does not change the gradient.
+/// `_fused_adamw_`, with the arguments of `_fused_adam_`. Its weight decay does not change the gradient.
 pub fn adamw(l: &mut Lowering<'_>) -> Option<()> {
     moments(l, true)
 }
 
-/// The step of both. The decay of a `decoupled` one does not change the gradient.
+/// The step of Adam, and with `decoupled` of AdamW, whose weight decay does not change the gradient.
 fn moments(l: &mut Lowering<'_>, decoupled: bool) -> Option<()> {
     let amsgrad = l.flag(11, false);
     let lists: &[usize] = if amsgrad { &[0, 1, 2, 3, 4] } else { &[0, 1, 2, 3] };

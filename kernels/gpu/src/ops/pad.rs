@@ -1,6 +1,6 @@
 //! Padding and its derivatives, and operators that move elements between channels and pixels.
 //!
-//! Derivatives gather: each element of the input sums over the places that it was copied to, so sums have a fixed
+//! Derivatives gather: each element of the input sums over the places to which it was copied, so sums have a fixed
 //! order.
 
 use crate::kernel::Kernel;
@@ -64,7 +64,7 @@ pub fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
             if before[d] == 0 && x.sizes[d] == sizes[d] {
                 continue;
             }
-            // Unsigned: a coordinate below 0 compares as beyond the size.
+            // The comparison is unsigned, so that a coordinate below 0 is beyond the size.
             at[d] = (coords[d].cast(Ty::I32) - signed(k, before[d])).cast(Ty::U32);
             let fits = at[d].lt(k.size(x.sizes[d]));
             inside = Some(inside.map_or(fits.clone(), |i| i.and(fits)));
@@ -76,19 +76,19 @@ pub fn constant_pad(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Padding before a dimension. The list begins with the last dimension.
+/// Padding before dimension `d`. The list `pad` begins with the last dimension.
 fn before(pad: &[i64], ndim: usize, d: usize) -> i64 {
     pad.get(2 * (ndim - 1 - d)).copied().unwrap_or(0)
 }
 
-/// Dimension that is padded with its own elements.
+/// A dimension that is padded with its own elements.
 struct Padded {
     input: i64,
     output: i64,
     before: i64,
 }
 
-/// Where the elements of padding come from.
+/// Source of the elements of padding.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Fill {
     /// The elements beyond the edge, in reverse order.
@@ -97,7 +97,7 @@ pub enum Fill {
     Replication,
 }
 
-/// Returns the padded dimensions of an input, the last `n` ones, and the sizes of the result.
+/// Returns the padded dimensions of an input, which are its last `n`, and the sizes of the result.
 fn padded(l: &Lowering<'_>, x: &Operand, n: usize, arg: usize, fill: Fill) -> Option<(Vec<Padded>, Dims)> {
     let pad = l.ints(arg)?;
     let lead = x.ndim().checked_sub(n)?;
@@ -202,7 +202,8 @@ pub fn reflection_backward(l: &mut Lowering<'_>, n: usize) -> Option<()> {
     })
 }
 
-/// `replication_padNd_backward(grad_output, self, padding)`: elements at the edges sum over all places beyond, too.
+/// `replication_padNd_backward(grad_output, self, padding)`: an element at an edge also sums over all places beyond the
+/// edge.
 pub fn replication_backward(l: &mut Lowering<'_>, n: usize) -> Option<()> {
     let (grad, out, dims) = derivative(l, n, Fill::Replication)?;
     produce(l, "replication_pad_backward", &[&out], |l, k, coords| {

@@ -31,7 +31,7 @@ struct Sliding {
     dilation: i64,
 }
 
-/// Returns a number for each of `n` dimensions, from a list of `n` numbers or of one.
+/// Returns a number for each of `n` dimensions. The list has `n` numbers, or one number for all dimensions.
 fn each(list: Dims, n: usize) -> Option<Dims> {
     match list.len() {
         1 => Some(std::iter::repeat_n(list[0], n).collect()),
@@ -126,14 +126,14 @@ impl Windows {
         Windows { input: k.size(axis.input), windows: k.size(axis.windows), sliding }
     }
 
-    /// First input element in a window, and the number of elements in it.
+    /// First input element in a window, and the number of elements in the window.
     fn members(&self, window: &E) -> (E, E) {
         let Some(s) = &self.sliding else {
             let first = window * &self.input / &self.windows;
             let end = ceil_div(&((window + 1.0) * &self.input), &self.windows);
             return (first.clone(), end - first);
         };
-        // Positions count from the start of the padding, so that none is negative.
+        // Positions count from the start of the padding, so that no position is negative.
         let start = window * &s.stride;
         let missing = &s.padding - start.min(&s.padding);
         let end = &self.input + &s.padding;
@@ -160,7 +160,7 @@ impl Windows {
         }
     }
 
-    /// Range of the windows that may contain an input element: the first one, and their number.
+    /// Range of the windows that may contain an input element: the first window, and the number of windows.
     fn holders(&self, place: &E) -> (E, E) {
         let Some(s) = &self.sliding else {
             let first = place * &self.windows / &self.input;
@@ -212,8 +212,8 @@ fn window(source: Source) -> Option<crate::store::Tensor> {
     }
 }
 
-/// Strides of the result of pooling the last `n` dimensions. Of PyTorch's 3-d pools only that for the maximum of
-/// sliding windows, `max_pool3d`, returns results that are not row-major.
+/// Strides of the result of pooling the last `n` dimensions. Of PyTorch's 3-d pools, only `max_pool3d` (the maximum of
+/// sliding windows) returns results that are not row-major.
 fn layout(n: usize, like: &Operand, sizes: &[i64], is_max_pool: bool) -> Option<Dims> {
     match (n, like.ndim()) {
         (2, _) => Some(suggested(like, sizes)),
@@ -238,8 +238,8 @@ pub fn adaptive_max_pool(l: &mut Lowering<'_>, n: usize) -> Option<()> {
     max_of(l, &x, &axes)
 }
 
-/// Launches a max pool: the largest element of each window, and its number in the plane. Of equal elements the
-/// first one is chosen, of NaNs the last one.
+/// Launches a max pool: the largest element of each window, and its number in the plane. The first of equal elements is
+/// chosen, but the last of several NaNs.
 fn max_of(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis]) -> Option<()> {
     let sizes = windows_of(x, axes);
     let strides = layout(axes.len(), x, &sizes, axes.iter().any(|axis| axis.sliding.is_some()))?;
@@ -415,7 +415,7 @@ fn average_backward(
 }
 
 /// `max_unpool2d(self, indices, output_size)`: elements go to the indices that the max pool returned. If several
-/// have the same index, any of them may remain.
+/// elements have the same index, any of them may remain.
 pub fn max_unpool2d(l: &mut Lowering<'_>) -> Option<()> {
     let (x, indices) = (l.tensor(0)?, l.tensor(1)?);
     let size = l.ints(2)?;

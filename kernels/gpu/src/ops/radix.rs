@@ -18,7 +18,7 @@ use crate::ops::index::window;
 use crate::ops::softmax::at;
 use tandem_executor::ir::{E, Ty};
 
-/// Number of bits of a digit: a thread of a workgroup for each of its values.
+/// Number of bits of a digit. A workgroup has a thread for each value of a digit.
 const BITS: u32 = THREADS.ilog2();
 
 /// Number of elements of a tile.
@@ -41,8 +41,8 @@ struct Rows {
     count: i64,
     len: i64,
     tiles: i64,
-    /// Counts of the digits of each tile, and their sums over the tiles up to each one if there are more than
-    /// a few.
+    /// Counts of the digits of each tile, and their sums over the row's tiles up to this one. There are sums only if a
+    /// row has more than a few tiles.
     counts: Operand,
     sums: Option<Operand>,
 }

@@ -16,7 +16,7 @@ use crate::store::{Store, Word};
 use tandem_executor::error::Fault;
 use tandem_executor::ir::{Bin, E, Mem, Ty, Un};
 
-// PyTorch's words for values that its kernels refuse.
+// These messages are PyTorch's, for values that its kernels refuse.
 const NO_PROBABILITY: Fault = Fault::Value("Expected p_in >= 0 && p_in <= 1 to be true, but got false");
 const NEGATIVE_STD: Fault = Fault::Value("normal expects all elements of std >= 0.0");
 const NO_WEIGHT: Fault = Fault::Value("probability tensor contains either `inf`, `nan` or element < 0");
@@ -91,8 +91,8 @@ fn waiting_time(word: &E) -> E {
     (-positive(word).log()).max(2f64.powi(-25))
 }
 
-/// Whether a word, as a fraction, is below a probability. All its 32 bits count; the result is never true for 0 and
-/// always true for 1.
+/// Whether a word, as a fraction, is below a probability. All 32 bits of the word count. The result is never true for a
+/// probability of 0, and always true for 1.
 fn below(word: &E, p: &E) -> E {
     let high = E::bin(Bin::Shr, word.clone(), E::u32(8)).cast(Ty::F32) * 2f64.powi(-24);
     let low = E::bin(Bin::BitAnd, word.clone(), E::u32(255)).cast(Ty::F32) * LAST_BIT;
@@ -122,8 +122,8 @@ impl Point<'_, '_, '_> {
     }
 }
 
-/// Launches a kernel that draws. `body` returns the values of `outs` at an element; `ins` are broadcast to their
-/// sizes.
+/// Launches a kernel that draws. `body` returns the values of `outs` at an element. `ins` are broadcast to the sizes of
+/// `outs`.
 fn launch(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -328,7 +328,7 @@ pub fn random(l: &mut Lowering<'_>) -> Option<()> {
     if from > last || from < least || last > greatest {
         return None;
     }
-    // Count of numbers as an unsigned number; 0 stands for 2^64.
+    // The number of whole numbers, as an unsigned integer. 0 stands for 2^64.
     let count = last.wrapping_sub(from).wrapping_add(1) as u64;
     let ty = out.mem.ty();
     let long = |k: &mut Kernel, bits: u64| {
@@ -340,8 +340,9 @@ pub fn random(l: &mut Lowering<'_>) -> Option<()> {
     };
     launch(l, "random", &[&out], &[], |p| {
         let Some(range) = u32::try_from(count).ok().filter(|c| *c > 0) else {
-            // Counts below 2^63 take the remainder of 63 random bits. Of larger ones, numbers beyond the count begin
-            // again at the first; comparisons are signed, so that all numbers are 2^63 less here.
+            // If there are fewer than 2^63 whole numbers, the result is the remainder of 63 random bits. Otherwise, 64
+            // random bits are taken, and values beyond the count begin again at the first number. Comparisons are
+            // signed, so all numbers are 2^63 less here.
             let bits = wide(&p.draw);
             let Some(range) = i64::try_from(count).ok().filter(|c| *c > 0) else {
                 if count == 0 {
@@ -374,7 +375,7 @@ pub fn random(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 /// `bernoulli(self)`, whose elements are probabilities; `bernoulli.p(self, p)`, `bernoulli_.float(self, p)`,
-/// `bernoulli_.Tensor(self, p)` and those with `out=`.
+/// `bernoulli_.Tensor(self, p)` and the overloads with `out=`.
 pub fn bernoulli(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let p = match l.call.args.get(1)? {
@@ -538,7 +539,7 @@ pub fn rrelu_with_noise_backward(l: &mut Lowering<'_>) -> Option<()> {
     })
 }
 
-/// Largest `n` for which `randperm` sorts random keys. Beyond it, each element of a pseudorandom permutation is
+/// Largest `n` for which `randperm` sorts random keys. For larger `n`, each element of a pseudorandom permutation is
 /// computed independently.
 const SORTED: i64 = 1024;
 
@@ -629,7 +630,8 @@ fn no_weight(w: &E) -> E {
     w.ge(0.0).and(w.lt(f64::INFINITY)).not()
 }
 
-/// Samples one category per row: the one with the shortest waiting time, if each arrives at the rate of its weight.
+/// Samples one category per row: the category with the shortest waiting time, if each arrives at the rate of its
+/// weight.
 fn sample_once(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option<()> {
     let (rows, categories) = (weights.sizes[0], weights.sizes[1]);
     let mut k = Kernel::new("multinomial");
@@ -699,7 +701,8 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
         k.fault(NO_SUM, total.gt(0.0).not());
         let word = E::call("random_word", Ty::U32, [low, high, number.clone()]);
         let mark = E::bin(Bin::Shr, word, E::u32(8)).cast(Ty::F32) * 2f64.powi(-24) * &total;
-        // The last one with a positive weight whose share of the cumulative sum begins at or before the mark.
+        // The sample is the last category with a positive weight whose share of the cumulative sum begins at or before
+        // the mark.
         let reached = |sum: &E, weight: &E| weight.gt(0.0).and(sum.le(&mark));
         let init = [zero, E::u32(0), E::lit(Ty::F32, 0.0)];
         let [_, part, start] = k.fold(parts, init, |k, i, [sum, part, start]| {

@@ -1,9 +1,9 @@
 //! Reductions over any dimensions: sums, means, extremes, norms, variances.
 //!
-//! [`launch`] distributes them over threads. A row is an element of the result; its members are the elements that
-//! are reduced to it. If members are adjacent in memory, a team of threads reduces each row; if rows are adjacent,
-//! each thread reduces a row, and neighbouring threads take neighbouring rows. If that leaves the device idle, rows
-//! are split into parts, whose accumulators a second kernel merges. All of this depends on sizes and strides alone.
+//! [`launch`] distributes them over threads. A row is an element of the result, and the row's members are the elements
+//! that are reduced to it. If members are adjacent in memory, a team of threads reduces each row. If rows are adjacent,
+//! each thread reduces a row, and neighbouring threads take neighbouring rows. If this leaves the device idle, rows are
+//! split into parts, whose accumulators a second kernel merges. The distribution depends on sizes and strides alone.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -64,7 +64,8 @@ impl Space {
         (0..self.sizes.len()).filter(|d| self.reduced[*d] == reduced).collect()
     }
 
-    /// Sizes and each operand's strides of the reduced or of the other dimensions, coalesced where possible.
+    /// Sizes of the reduced dimensions, or of the others, and each operand's strides along them. Dimensions are
+    /// coalesced where possible.
     fn group(&self, reduced: bool, operands: &[&Operand]) -> (Dims, Vec<Dims>) {
         let dims = self.select(reduced);
         let pick = |of: &Dims| -> Dims { dims.iter().map(|d| of[*d]).collect() };
@@ -72,7 +73,7 @@ impl Space {
         let mut views: Vec<Operand> = operands.iter().map(|x| x.viewed(&sizes, &pick(&x.strides))).collect();
         let ordered = reduced && self.ordered && !views.is_empty();
         if ordered {
-            // Coalescing orders dimensions by the first operand's strides, here those of row-major order.
+            // Coalescing orders dimensions by the strides of the first operand, which here is a row-major tensor.
             views.insert(0, views[0].viewed(&sizes, &dense(&sizes)));
         }
         let (sizes, mut strides) = coalesce(&sizes, &views.iter().collect::<Vec<_>>());
@@ -88,7 +89,7 @@ pub type Fold<'f, const N: usize> = dyn Fn(&mut Kernel, [E; N], &[E], &E) -> [E;
 
 /// Accumulation over the members of a row.
 pub struct Accumulate<'f, const N: usize> {
-    /// Initial accumulators, with which a merge changes nothing.
+    /// Initial accumulators, which are neutral in `merge`.
     pub init: [E; N],
     /// Returns the next accumulators from the current ones, the inputs' values at a member, and the member's
     /// number.
@@ -123,8 +124,8 @@ fn plan(rows: i64, len: i64, together: bool) -> Partition {
     Partition { team, together, parts: parts.max(1) }
 }
 
-/// Launches a reduction. All operands have the space's sizes; `outs` and `also` have strides of 0 in reduced
-/// dimensions. `also` is read once per row.
+/// Launches a reduction. All operands have the space's sizes. `outs` and `also` have strides of 0 in reduced
+/// dimensions, and `also` is read once per row.
 pub fn launch<const N: usize>(
     l: &mut Lowering<'_>,
     label: &'static str,
@@ -253,12 +254,13 @@ pub fn kept_as(ty: Ty) -> Dtype {
 
 // --- Arguments ------------------------------------------------------------------------------------------
 
-/// Number of arguments without those for `out=`.
+/// Number of arguments without the arguments for `out=`.
 fn inputs(l: &Lowering<'_>, outputs: usize) -> usize {
     l.call.args.len() - if l.has_out() { outputs } else { 0 }
 }
 
-/// Returns the space that reduces the dimensions an argument names, or all dimensions if it is absent or empty.
+/// Returns the space that reduces the dimensions which an argument names, or all dimensions if the argument is absent
+/// or empty.
 fn dims(l: &Lowering<'_>, x: &Operand, arg: Option<usize>) -> Option<Space> {
     let named = match arg {
         Some(arg) => l.ints(arg)?,
@@ -304,7 +306,7 @@ fn single(
 
 // --- Sums -----------------------------------------------------------------------------------------------
 
-/// An operator that combines the members of a reduction to one number.
+/// An operator that combines the members of a row to one number.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Sums {
     /// `sum`.
@@ -317,7 +319,7 @@ pub enum Sums {
     Prod,
 }
 
-/// `sum`, `nansum`, `mean`, `prod` over all dimensions, `(self, dtype)`, or over some, `(self, dim, keepdim,
+/// `sum`, `nansum`, `mean` and `prod`: over all dimensions, `(self, dtype)`, or over some, `(self, dim, keepdim,
 /// dtype)`.
 pub fn sums(l: &mut Lowering<'_>, of: Sums) -> Option<()> {
     let x = l.tensor(0)?;
@@ -326,7 +328,7 @@ pub fn sums(l: &mut Lowering<'_>, of: Sums) -> Option<()> {
         if full { (None, false, l.dtype(1)?) } else { (Some(1), l.flag(2, false), l.dtype(3)?) };
     let mut space = dims(l, &x, dim)?;
     if of == Sums::Prod && !full {
-        // This overload reduces one dimension, also of a tensor that has none.
+        // This overload reduces one dimension, also for a tensor without dimensions.
         let dim = l.dim(1, x.ndim())?;
         space.reduced = (0..x.ndim()).map(|d| d == dim).collect();
     }
@@ -373,7 +375,7 @@ pub fn sums(l: &mut Lowering<'_>, of: Sums) -> Option<()> {
 
 // --- Extremes -------------------------------------------------------------------------------------------
 
-/// The value that a reduction finds.
+/// The extreme value that a reduction finds.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Extreme {
     /// The largest value.
@@ -566,10 +568,10 @@ pub fn welford(ty: Ty) -> Accumulate<'static, 3> {
     }
 }
 
-/// What `var` and its relatives return.
+/// The outputs of `var` and its relatives.
 #[derive(Clone, Copy)]
 pub struct Spread {
-    /// Whether it is the standard deviation instead of the variance.
+    /// Whether the first output is the standard deviation instead of the variance.
     pub deviation: bool,
     /// Whether the mean is another output.
     pub mean: bool,
@@ -666,7 +668,7 @@ fn norm(
     })
 }
 
-/// Returns the parameter of a number among the arguments. Unlike [`Lowering::number`], it needs no lowering.
+/// Returns the parameter of a number among the arguments. Unlike [`Lowering::number`], this function needs no lowering.
 fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
     k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
 }
@@ -681,7 +683,7 @@ pub fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
     if !x.dtype.is_floating()
         || !dtype.is_floating()
         || (space.members() == 0 && (p < 0.0 || p.is_infinite()))
-        // PyTorch raises single elements to no power, so they do not overflow.
+        // PyTorch does not raise a single element to a power, so the result does not overflow.
         || (space.members() == 1 && ![0.0, 1.0, 2.0].contains(&p) && p.is_finite())
     {
         return None;
@@ -828,7 +830,7 @@ pub fn exponentials() -> Accumulate<'static, 2> {
         step: &|_, [max, sum], x, _| {
             let x = x[0].cast(Ty::F32);
             let above = x.gt(&max);
-            // One exponential suffices, of the smaller value minus the larger one. Equal values may be infinite.
+            // One exponential suffices: of the smaller value minus the larger value. Equal values may be infinite.
             let ratio = x.eq(&max).select(1.0, (-(&x - &max).abs()).exp());
             [above.select(&x, &max), above.select(&sum * &ratio + 1.0, &sum + &ratio)]
         },

@@ -1,8 +1,8 @@
 //! Running accumulations along a dimension: sums, products, extremes, logarithms of sums.
 //!
-//! A team of threads scans a row, or a single thread if neighbouring rows are adjacent in memory. Rows that are few
-//! and long are split into parts: a first kernel accumulates each part, a second one scans the results of the
-//! parts, a third one scans the members.
+//! A team of threads scans a row, or a single thread if neighbouring rows are adjacent in memory. Rows that are few and
+//! long are split into parts. A first kernel accumulates each part, a second kernel scans the results of the parts, and
+//! a third kernel scans the members.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -15,7 +15,7 @@ use tandem_executor::ir::{E, Mem, Ty};
 
 /// Accumulation along a row.
 struct Running<'f, const N: usize> {
-    /// Initial accumulators, with which a merge changes nothing.
+    /// Initial accumulators, which are neutral in `merge`.
     init: [E; N],
     /// Accumulators of a single member, from its value and number.
     member: &'f dyn Fn(E, &E) -> [E; N],
@@ -50,7 +50,7 @@ fn scan<const N: usize>(
     let (count, chunk) = (rows.count(), (rows.len + parts - 1) / parts);
     let group = if rows.team == 1 { 1 } else { team(chunk, false) };
 
-    // Accumulators after each part; a part begins with those after the previous one.
+    // Accumulators after each part. A part begins with the accumulators after the previous part.
     let before =
         if parts > 1 { Some(scan_parts(l, x, &rows, (parts, chunk, group), running)?) } else { None };
     let mut k = Kernel::new("scan");
@@ -67,7 +67,7 @@ fn scan<const N: usize>(
         |r, number| {
             let (row, part) = split.place(number);
             let coords = r.k.coords(&rows.kept, &row);
-            // The first part begins with `init`; it loads a value that is not used.
+            // The first part begins with `init`. The value that it loads is not used.
             let first = part.eq(0u32);
             let previous = first.select(&part, &part - 1u32);
             let start = std::array::from_fn(|n| match before.get(n) {

@@ -29,7 +29,7 @@ struct Target {
     at: Vec<E>,
     /// Whether the destination exists.
     inside: E,
-    /// Number of the destination among those that the index tensors distinguish.
+    /// Number of the destination among the destinations that the index tensors distinguish.
     slot: E,
 }
 
@@ -88,7 +88,7 @@ fn share(k: &mut Kernel, buf: u32) {
 }
 
 impl Scatter<'_> {
-    /// Returns the destination of an element. It is a fault if there is none, unless elements may be left
+    /// Returns the destination of an element. It is a fault if there is no destination, unless elements may be left
     /// out.
     fn find(&self, l: &Lowering<'_>, k: &mut Kernel, coords: &[E]) -> Option<Target> {
         let place = (self.place)(l, k, coords)?;
@@ -98,7 +98,7 @@ impl Scatter<'_> {
         Some(place)
     }
 
-    /// Stores elements. Unless they are all equal (`uniform`), the last one of each destination is found first.
+    /// Stores elements. Unless all elements are equal (`uniform`), the last element of each destination is found first.
     fn assign(&self, l: &mut Lowering<'_>, out: &Operand, uniform: bool, value: Value<'_>) -> Option<()> {
         let elements: i64 = self.sizes[self.keys.clone()].iter().product();
         let last = if uniform || elements <= 1 { None } else { Some(self.last(l)?) };
@@ -135,7 +135,7 @@ impl Scatter<'_> {
         self.sizes.iter().enumerate().map(own).collect()
     }
 
-    /// Returns, for each slot, the number of the last element that goes there plus 1, or 0 if there is none.
+    /// Returns, for each slot, the number of the last element that goes there plus 1; 0 for a slot without elements.
     fn last(&self, l: &mut Lowering<'_>) -> Option<Operand> {
         let last = l.temp(&[self.slots], Dtype::INT32)?;
         l.clear(&last);
@@ -211,7 +211,7 @@ impl Scatter<'_> {
         Some(())
     }
 
-    /// Slot of an element, one behind all others if the element has no destination.
+    /// Slot of an element. An element without a destination gets the slot behind all others.
     fn slot_of(&self, k: &mut Kernel, target: &Target) -> E {
         let none = k.size(self.slots);
         target.inside.select(&target.slot, none)
@@ -301,7 +301,7 @@ fn copy_self(l: &mut Lowering<'_>, x: &Operand, out: &Operand) -> Option<()> {
     elementwise::launch(l, "scatter_self", &[&out], &[(&x, ty)], |_, _, x, _| Some(vec![x[0].clone()]))
 }
 
-/// Stores values at their destinations. The last one remains if several go to one place.
+/// Stores values at their destinations. If several values go to one destination, the last one remains.
 fn store_values(l: &mut Lowering<'_>, s: &Scatter<'_>, out: &Operand, values: &Operand) -> Option<()> {
     let uniform = values.numel() == 1;
     let moves = values.dtype == out.dtype && matches!(values.place, Spot::Memory(_));
@@ -497,8 +497,8 @@ pub fn index_put(l: &mut Lowering<'_>) -> Option<()> {
     store_values(l, &s, &out, &values)
 }
 
-/// Returns the mask of an index that consists of one mask alone, and the number of dimensions before those that it
-/// covers.
+/// Returns the mask of an index that is one mask alone, and the number of dimensions before the dimensions that the
+/// mask covers.
 fn only_mask(l: &Lowering<'_>, x: &Operand) -> Option<(usize, Operand)> {
     let given = l.optional_tensors(1)?;
     let mut masks = given.into_iter().enumerate().filter_map(|(d, mask)| mask.map(|m| (d, m)));

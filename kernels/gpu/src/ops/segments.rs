@@ -23,7 +23,7 @@ use crate::ops::sort::{SortRows, bisect, sorted};
 use crate::store::{Store, Tensor};
 use tandem_executor::ir::{E, Ty};
 
-/// Number of elements of a part, and of parts in the next larger one.
+/// Number of elements of a part, and number of parts that the next larger part consists of.
 const PART: i64 = 32;
 
 /// Largest number of elements that are compared with each other.
@@ -49,20 +49,21 @@ impl Space {
         self.elements() <= FEW
     }
 
-    /// The space with one dimension of size `n` in place of those of the elements.
+    /// Sizes of the space with one dimension of size `n` in place of the dimensions of the elements.
     fn with(&self, n: i64) -> Dims {
         let [before, after] = [&self.sizes[..self.keys.start], &self.sizes[self.keys.end..]];
         before.iter().copied().chain([n]).chain(after.iter().copied()).collect()
     }
 
-    /// Splits coordinates in [`Space::with`] into that of the additional dimension and those of the columns.
+    /// Splits coordinates in [`Space::with`] into the coordinate of the new dimension and the coordinates of the
+    /// columns.
     fn split(&self, coords: &[E]) -> (E, Vec<E>) {
         let mut columns = coords.to_vec();
         let own = columns.remove(self.keys.start);
         (own, columns)
     }
 
-    /// Coordinates of the value of an element with a number in some columns.
+    /// Coordinates of the value that the element with this number has in some columns.
     fn value(&self, k: &mut Kernel, number: &E, columns: &[E]) -> Vec<E> {
         let own = k.coords(&self.sizes[self.keys.clone()], number);
         let (before, after) = columns.split_at(self.keys.start);
@@ -73,9 +74,9 @@ impl Space {
 /// Function that returns the value at some coordinates of the space.
 pub type ValueAt<'v> = &'v dyn Fn(&Lowering<'_>, &mut Kernel, &[E]) -> Option<E>;
 
-/// How values are combined.
+/// The values of a call, and the function that combines them.
 pub struct Combine<'c> {
-    /// Value with which a merge changes nothing.
+    /// Value that is neutral in `merge`.
     pub init: E,
     /// Merges the results of two parts of a segment.
     pub merge: &'c dyn Fn(E, E) -> E,
@@ -98,11 +99,11 @@ pub struct Total {
 /// Function that returns the stores for a result.
 pub type Finish<'f> = &'f dyn Fn(&Lowering<'_>, &mut Kernel, Total) -> Option<Vec<Store>>;
 
-/// Function that returns the slot of the element at some coordinates. The condition says whether the element
-/// is the thread's own, which faults if it has no slot.
+/// Function that returns the slot of the element at some coordinates. The condition is true for the thread's own
+/// element, for which a missing slot is a fault.
 pub type SlotOf<'s> = &'s dyn Fn(&Lowering<'_>, &mut Kernel, &[E], bool) -> Option<E>;
 
-/// Combines the values of a few elements: the first element of each slot looks for the others.
+/// Combines the values of a few elements without sorting: the first element of each slot searches for the others.
 pub fn few(
     l: &mut Lowering<'_>,
     space: &Space,
@@ -136,7 +137,7 @@ pub fn few(
     })
 }
 
-/// Elements, sorted by their slots.
+/// Elements sorted by their slots.
 pub struct Segments {
     space: Space,
     /// Numbers of the elements in sorted order.
@@ -145,9 +146,9 @@ pub struct Segments {
     ends: Operand,
 }
 
-/// Parts of one size.
+/// The parts of one size.
 struct Level {
-    /// Number of the first one among those of all sizes.
+    /// Number of the first part among the parts of all sizes.
     first: i64,
     /// Number of parts.
     count: i64,
@@ -155,7 +156,7 @@ struct Level {
     step: i64,
 }
 
-/// Parts of `n` elements, from small to large.
+/// The levels of parts of `n` elements, from small to large parts.
 fn levels(n: i64) -> Vec<Level> {
     let mut levels = Vec::new();
     let (mut first, mut step) = (0, PART);
@@ -208,7 +209,7 @@ impl Segments {
             let (own, columns) = self.space.split(coords);
             let ends = window(l, k, &self.ends)?;
             let begins = own.eq(0u32).or(end_of(k, &ends, &(own.max(1.0) - 1.0)).eq(&own));
-            // A thread that begins no segment has an empty one.
+            // A thread whose element begins no segment gets an empty segment.
             let end = begins.select(end_of(k, &ends, &own), &own);
             let mut next = (&own / PART as f64 + 1.0) * PART as f64;
             let mut value =
@@ -218,7 +219,8 @@ impl Segments {
                 for (at, level) in levels.iter().enumerate() {
                     let step = level.step();
                     let begin = &next / &step;
-                    // The largest parts reach to the end, the others to where a larger one begins.
+                    // The largest parts reach to the end of the segment. Smaller parts reach to the beginning of a
+                    // larger part.
                     let mut limit = end.clone();
                     if let Some(larger) = levels.get(at + 1) {
                         let larger = larger.step();
@@ -236,8 +238,7 @@ impl Segments {
         })
     }
 
-    /// Combines the values of each part that continues a segment, from those of the elements or of smaller
-    /// parts.
+    /// Combines the values of each part that continues a segment, from the values of elements or of smaller parts.
     fn combine_parts(
         &self,
         l: &mut Lowering<'_>,
@@ -269,7 +270,7 @@ impl Segments {
         })
     }
 
-    /// Continues a value with those of elements in sorted order.
+    /// Continues a value with the values of elements in sorted order.
     fn with_elements(
         &self,
         l: &Lowering<'_>,
@@ -293,7 +294,7 @@ impl Segments {
 }
 
 impl Level {
-    /// Number of elements of a part. It does not depend on sizes, so divisions by it are shifts.
+    /// Number of elements of a part. The number does not depend on sizes, so divisions by it are shifts.
     fn step(&self) -> E {
         E::u32(self.step as u32)
     }
@@ -304,7 +305,7 @@ impl Level {
         std::iter::once(row).chain(columns.iter().cloned()).collect()
     }
 
-    /// Continues a value with those of parts.
+    /// Continues a value with the results of parts.
     fn with_results(
         &self,
         k: &mut Kernel,

@@ -1,9 +1,9 @@
 //! Softmax, log-softmax, and their derivatives.
 //!
-//! A call takes one kernel, unless rows are few and long. A team keeps a row in registers if it is short enough. Else
-//! a first pass over the row computes its largest value and the sum of its exponentials together, and a second pass
-//! stores the results. If the members of a row are adjacent in memory, a team of threads takes a row; if rows are
-//! adjacent, each thread takes a row, and neighbouring threads take neighbouring rows.
+//! A call takes one kernel, unless rows are few and long. If the members of a row are adjacent in memory, a team of
+//! threads takes a row. If rows are adjacent, each thread takes a row, and neighbouring threads take neighbouring rows.
+//! A team keeps a short row in registers. For a longer row, a first pass computes both the largest value and the sum of
+//! the exponentials, and a second pass stores the results.
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -17,7 +17,7 @@ use tandem_executor::ir::{E, Mem, Ty};
 pub struct DimRows {
     /// Sizes of the other dimensions, in the order of descending strides.
     pub kept: Dims,
-    /// Indices of these dimensions in the tensors.
+    /// Indices in the tensors of the dimensions `kept`.
     order: Vec<usize>,
     dim: usize,
     /// Number of members of a row.
@@ -45,7 +45,7 @@ impl DimRows {
         self.kept.iter().product()
     }
 
-    /// Whether one team per row would leave most of the device idle: rows are few and long.
+    /// Whether rows are few and long, so that one team per row would leave most of the device idle.
     fn few(&self) -> bool {
         self.count() * i64::from(self.team) < 1 << 14 && self.len >= 1 << 15
     }
@@ -56,7 +56,7 @@ impl DimRows {
         adjacent && held(self.len, self.team) > 0
     }
 
-    /// View of a tensor whose dimensions are those of the rows, followed by the members.
+    /// View of a tensor whose dimensions are the dimensions of the rows, followed by the members.
     pub fn view(&self, x: &Operand) -> Operand {
         let mut strides: Dims = self.order.iter().map(|d| x.strides[*d]).collect();
         strides.push(x.strides.get(self.dim).copied().unwrap_or(1));
@@ -74,12 +74,12 @@ impl DimRows {
 pub enum Kind {
     Softmax,
     Log,
-    /// Softmax with zeros for rows of -inf only, which is what attention needs for masked rows.
+    /// Softmax with zeros for rows that are all -inf, as attention needs for masked rows.
     Safe,
 }
 
-/// Values that all members of a row share: the largest value and, for softmax, the reciprocal of the sum of
-/// exponentials, for log-softmax its logarithm.
+/// Values that all members of a row share. The first is the largest value. The second is, for softmax, the reciprocal
+/// of the sum of exponentials and, for log-softmax, the logarithm of this sum.
 fn shared(kind: Kind, [max, sum]: [E; 2]) -> [E; 2] {
     // In PyTorch, a row whose largest value is infinite becomes NaN, since infinity minus itself is NaN.
     let finite = max.abs().lt(f64::INFINITY).or(max.is_nan());

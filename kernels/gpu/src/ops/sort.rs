@@ -19,13 +19,13 @@ use crate::ops::radix::Word;
 use crate::ops::types::{is_dense, preserved};
 use tandem_executor::ir::{Bin, E, Mem, Ty};
 
-/// Number of elements that a workgroup sorts. Their positions and keys of 64 bits fit the workgroup memory of every
-/// adapter.
+/// Number of elements that a workgroup sorts. Every adapter has enough workgroup memory for their positions and keys of
+/// 64 bits.
 const BLOCK: i64 = 1024;
 
 /// Keys and positions of rows, in memory.
 pub struct SortRows {
-    /// Keys, as 32-bit words, the upper word first if there are two.
+    /// Keys, as 32-bit words. If there are two words, the upper word is first.
     pub keys: Vec<Operand>,
     /// Number of low bits of each word that differ among members.
     pub bits: u32,
@@ -38,7 +38,7 @@ pub struct SortRows {
 }
 
 impl SortRows {
-    /// Memory for the keys and positions of as many rows, of another length.
+    /// Memory for the keys and positions of the same number of rows, which have another length.
     fn shortened(&self, l: &mut Lowering<'_>, len: i64) -> Option<SortRows> {
         let mut temp = || l.temp(&[self.count, len], Dtype::INT32);
         let keys: Option<Vec<Operand>> = self.keys.iter().map(|_| temp()).collect();
@@ -51,8 +51,8 @@ fn key_bits(mem: Mem) -> u32 {
     (8 * mem.size()).min(32)
 }
 
-/// Returns the key of a value: an unsigned integer by which values are ordered, as words of [`key_bits`], the
-/// upper one first. `x` holds the value's bits as an integer.
+/// Returns the key of a value: an unsigned integer by which values are ordered, as words of [`key_bits`], the upper
+/// word first. `x` holds the value's bits as an integer.
 fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
     let xor = |a: &E, mask: u32| E::bin(Bin::BitXor, a.clone(), E::u32(mask));
     let ordered = match mem {
@@ -81,7 +81,7 @@ fn key(x: &E, mem: Mem, descending: bool) -> Vec<E> {
 fn float_key(x: &E, max: i64, infinity: i64) -> E {
     let int = |v: i64| E::int(x.ty(), v);
     let magnitude = E::bin(Bin::BitAnd, x.clone(), int(max));
-    // Of two negative numbers, the one with the larger magnitude is the smaller one.
+    // Of two negative numbers, the number with the larger magnitude is the smaller one.
     let signed = x.lt(0.0).select(int(0) - &magnitude, magnitude.clone());
     magnitude.gt(int(infinity)).select(int(max), signed)
 }
@@ -157,7 +157,7 @@ fn is_after(words: usize) -> String {
     format!("fn is_after({}, {}) -> bool {{ return {text}; }}\n", arguments("a"), arguments("b"))
 }
 
-/// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each to `to`.
+/// Sorts each block of a row in workgroup memory, and writes the first `keep` elements of each block to `to`.
 fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64) -> Option<()> {
     let mut k = Kernel::new("sort_blocks");
     let block = (from.len.max(1) as u64).next_power_of_two().min(BLOCK as u64) as i64;
@@ -177,8 +177,8 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64) 
     let position = read.positions.map_or("at".into(), |b| format!("bitcast<u32>(ld{b}(row * w(1) + at))"));
     let clear = each(words, |w| format!("k{w}[t] = 0xffffffffu; "));
     let store = each(words, |w| format!("st{}(out, bitcast<i32>(k{w}[t])); ", written.keys[w]));
-    // The first step of a merge compares elements at equal distances from the middle, the other steps those `half`
-    // apart.
+    // The first step of a merge compares elements at equal distances from the middle. The other steps compare elements
+    // that are `half` apart.
     let sort = "  for (var half = 1u; half < w(2); half *= 2u) {\n    step(lane, half, 2u * half - 1u); \
                 workgroupBarrier();\n    for (var next = half / 2u; next > 0u; next /= 2u) { \
                 step(lane, next, next); workgroupBarrier(); }\n  }\n";
@@ -209,7 +209,7 @@ fn sort_blocks(l: &mut Lowering<'_>, from: &SortRows, to: &SortRows, keep: i64) 
     l.launch(k)
 }
 
-/// Sorts whole rows. All words of the keys are sorted with them in short rows, the first one in long rows.
+/// Sorts whole rows. The result has all words of the keys for short rows, and only the first word for long rows.
 pub fn sorted(l: &mut Lowering<'_>, rows: SortRows) -> Option<SortRows> {
     if rows.len > BLOCK {
         let words: Vec<Word> =
@@ -226,8 +226,8 @@ pub fn sorted(l: &mut Lowering<'_>, rows: SortRows) -> Option<SortRows> {
     Some(to)
 }
 
-/// Sorts rows of which only the first `count` elements are needed. If these are few, the others of each block are
-/// dropped.
+/// Sorts rows of which only the first `count` elements are needed. If `count` is small, only this many elements of each
+/// block are kept.
 fn first_sorted(l: &mut Lowering<'_>, mut rows: SortRows, count: i64) -> Option<SortRows> {
     while rows.len > BLOCK && count <= BLOCK / 2 {
         let whole = rows.len / BLOCK;
@@ -323,7 +323,7 @@ pub fn topk(l: &mut Lowering<'_>) -> Option<()> {
     write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, _, _, at| Some(at.clone()))
 }
 
-/// Returns the outputs of an operator that reduces a dimension, viewed with that dimension.
+/// Returns the outputs of an operator that reduces a dimension, viewed with the dimension kept.
 fn reduced(l: &mut Lowering<'_>, x: &Operand, dim: usize, keep: bool) -> Option<[Operand; 2]> {
     let mut kept = x.sizes.clone();
     if x.ndim() > 0 {
@@ -357,12 +357,13 @@ pub fn kthvalue(l: &mut Lowering<'_>) -> Option<()> {
     write_sorted(l, &bits(&x), dim, &rows, [&values, &positions], |_, k, _, _| Some(k.size(number - 1)))
 }
 
-/// `median(self)` and `median(self, dim, keepdim)`: the lower one of two middle values. If there are NaNs, it is NaN.
+/// `median(self)` and `median(self, dim, keepdim)`: the lower of two middle values. If a row has NaNs, its median is
+/// NaN.
 pub fn median(l: &mut Lowering<'_>) -> Option<()> {
     median_of(l, false)
 }
 
-/// `nanmedian`, with the overloads of `median`. It ignores NaNs.
+/// `nanmedian`, with the overloads of `median`. NaNs are ignored.
 pub fn nanmedian(l: &mut Lowering<'_>) -> Option<()> {
     median_of(l, true)
 }
@@ -387,7 +388,7 @@ fn median_of(l: &mut Lowering<'_>, skips: bool) -> Option<()> {
     middle(l, &row, 0, [&value, &position], skips)
 }
 
-/// Writes the median of each row, which `skips` NaNs or is NaN if there are any.
+/// Writes the median of each row. With `skips`, NaNs are ignored. Otherwise, the median of a row with NaNs is NaN.
 fn middle(l: &mut Lowering<'_>, x: &Operand, dim: usize, outs: [&Operand; 2], skips: bool) -> Option<()> {
     let keys = keys_of(l, x, dim, false)?;
     let rows = sorted(l, keys)?;
@@ -433,7 +434,7 @@ pub fn bisect(k: &mut Kernel, len: i64, before: impl FnOnce(&mut Kernel, &E, &E)
 pub fn search(l: &mut Lowering<'_>, boundaries: usize, values: usize) -> Option<()> {
     let (row, x) = (l.tensor(boundaries)?, l.operand(values)?);
     let is_number = matches!(x.place, Spot::Number(..));
-    // A number is converted to the boundaries' dtype, unless they are integers and it is not.
+    // A number is converted to the boundaries' dtype, unless the boundaries are integers and the number is a float.
     let takes = matches!(row.mem, Mem::F32 | Mem::F64) || x.dtype == Dtype::INT64 && !row.dtype.is_floating();
     let comparable = if is_number { takes } else { x.dtype == row.dtype };
     if !comparable || row.dtype == Dtype::BOOL || row.ndim() == 0 {

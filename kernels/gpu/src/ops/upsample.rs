@@ -1,8 +1,8 @@
 //! Interpolation, sampling at grids of coordinates (`grid_sampler`), and their derivatives.
 //!
-//! In each dimension, an element of the output has taps: the elements of the input that it is computed from, with
-//! their weights. The derivatives of interpolations gather: each element of the input sums over the elements of the
-//! output that may have it as a tap.
+//! In each dimension, an element of the output has taps: the elements of the input that it is computed from, with their
+//! weights. The derivatives of interpolations gather: each element of the input sums over the elements of the output
+//! that may have it as a tap.
 
 use tandem_tracegraph::call::Arg;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -24,7 +24,7 @@ enum Mode {
     Cubic { align: bool },
 }
 
-/// How an operator interpolates.
+/// An operator that interpolates.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Interpolation {
     /// `upsample_nearestNd`.
@@ -37,7 +37,7 @@ pub enum Interpolation {
     Cubic,
 }
 
-/// Dimension that is interpolated.
+/// A dimension that is interpolated.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     mode: Mode,
@@ -68,14 +68,14 @@ struct Grid {
     scale: E,
 }
 
-/// Element of the input and its weight, 1 if it is `None`.
+/// An element of the input and its weight, of which `None` stands for 1.
 struct Tap {
     place: E,
     weight: Option<E>,
 }
 
-/// Weights of the four elements around a position, `t` being its distance from the second one: cubic convolution
-/// with a parameter of -0.75 (Keys, 1981).
+/// Weights of the four elements around a position: cubic convolution with a parameter of -0.75 (Keys, 1981). `t` is the
+/// position's distance from the second element.
 fn cubic_weights(t: &E) -> [E; 4] {
     const A: f64 = -0.75;
     let near = |x: &E| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
@@ -123,7 +123,8 @@ impl Grid {
         }
     }
 
-    /// Range of the output elements that may have this tap: the first one, and their number. It may contain others.
+    /// Range of the output elements that may have this tap: the first element, and the number of elements. The range
+    /// may contain elements without the tap.
     fn askers(&self, k: &mut Kernel, axis: &Axis, place: &E) -> (E, E) {
         let inverse = k.constant(if axis.scale > 0.0 { 1.0 / axis.scale } else { 0.0 });
         let (below, above) = match self.mode {
@@ -135,7 +136,7 @@ impl Grid {
         let at = place.cast(Ty::F32);
         let first = ((&at - below) * &inverse - 2.0).max(0.0).cast(Ty::U32).min(&output);
         let end = ((&at + above) * inverse + 3.0).min(output.cast(Ty::F32)).cast(Ty::U32);
-        // Taps beyond an edge are clamped to it.
+        // Taps beyond an edge are clamped to the element at the edge.
         let (lower, upper) = if matches!(self.mode, Mode::Cubic { .. }) { (2.0, 2.0) } else { (1.0, 1.0) };
         let first = place.lt(lower).select(E::u32(0), first);
         let place = place.cast(Ty::I32);
@@ -279,7 +280,7 @@ fn gather(k: &mut Kernel, g: &Tensor, grids: &[Grid], ranges: &[(E, E)], places:
     sum
 }
 
-/// Values that are sampled outside of the image.
+/// Value of a sample outside of the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Edge {
     Zeros,
@@ -287,7 +288,7 @@ enum Edge {
     Reflection,
 }
 
-/// Mode in which an image is sampled.
+/// The mode in which an image is sampled.
 #[derive(Clone, Copy, Debug)]
 struct Sampling {
     /// Whether the nearest element is sampled, instead of the four around the position.
@@ -313,7 +314,7 @@ impl Sampling {
         Some(Sampling { nearest, edge, align: l.flag(arg + 2, false) })
     }
 
-    /// Converts a coordinate of the grid to one in elements. Returns it and its derivative.
+    /// Converts a coordinate of the grid to a coordinate in elements. Returns the coordinate and its derivative.
     fn place(&self, coord: &E, size: &E) -> (E, E) {
         let last = size - 1.0;
         let (at, scale) = if self.align {
@@ -346,7 +347,7 @@ impl Sampling {
     }
 }
 
-/// Clips a coordinate to `0..=last`. Returns it and its derivative, which is `slope` inside.
+/// Clips a coordinate to `0..=last`. Returns the coordinate and its derivative, which is `slope` inside of the range.
 fn clip(at: &E, last: &E, slope: &E) -> (E, E) {
     let inside = at.gt(0.0).and(at.lt(last));
     let clipped = at.gt(0.0).select(at.lt(last).select(at, last), 0.0);

@@ -1,4 +1,4 @@
-//! Kernels for views: their gradients, and the functional forms of writes through them.
+//! Kernels for views: the gradients of views, and the functional forms of writes through views.
 
 use crate::kernel::Kernel;
 use crate::lower::{Dims, Lowering, Operand, dense, wrap};
@@ -7,7 +7,7 @@ use crate::ops::index::{moved, target, window, zero};
 use crate::ops::types::preserved;
 use tandem_executor::ir::{E, Ty};
 
-/// View of a tensor, described by the elements that it shows.
+/// A view of a tensor, described by the elements that it shows.
 trait View: Sized {
     /// Returns the view of a tensor of these sizes, from the arguments after the second one.
     fn of(l: &Lowering<'_>, sizes: &[i64]) -> Option<Self>;
@@ -17,7 +17,7 @@ trait View: Sized {
     fn locate(&self, k: &mut Kernel, coords: &[E]) -> (Vec<E>, E);
 }
 
-/// One index of a dimension, which the view does not have.
+/// One index of a dimension. The view does not have this dimension.
 struct Select {
     sizes: Dims,
     dim: usize,
@@ -229,7 +229,7 @@ pub fn unfold_backward(l: &mut Lowering<'_>) -> Option<()> {
         let t = window(l, k, &grad)?;
         let here = &coords[dim];
         let (size, step, windows) = (k.size(size), k.size(step), k.size(windows));
-        // Range of the windows that contain this element: the first one, and their number.
+        // Range of the windows that contain this element: the first window, and the number of windows.
         let first = here.ge(&size).select((here - &size) / &step + 1.0, E::u32(0));
         let end = (here / &step + 1.0).min(&windows);
         let count = end.gt(&first).select(&end - &first, E::u32(0));

@@ -49,8 +49,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Whether a buffer's words are accessed atomically, because several threads write parts of one word or add to
-    /// it.
+    /// Whether a buffer's words are accessed atomically, because several threads write parts of one word or add to a
+    /// word.
     pub(super) fn atomic(&self, buf: &Buf) -> bool {
         buf.written && (buf.atomic || buf.mem.size() < 4 && !self.has_halves(buf))
     }
@@ -160,7 +160,7 @@ impl Writer<'_> {
         text
     }
 
-    /// 64-bit integer from the pair of its words.
+    /// A 64-bit integer, given the pair of its words.
     pub(super) fn of_pair(&self, pair: &str) -> String {
         match self.target.int64 {
             true => format!("pair_to_i64({pair})"),
@@ -168,7 +168,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Pair of the words of a 64-bit integer.
+    /// The pair of the words of a 64-bit integer.
     pub(super) fn to_pair(&self, value: &str) -> String {
         match self.target.int64 {
             true => format!("i64_to_pair({value})"),

@@ -25,8 +25,8 @@ use crate::store::Store;
 use crate::tiling::Tile;
 use tandem_executor::ir::{E, Node, Var};
 
-/// Collects the largest subexpressions that depend on no variables but `vars`, without loads, literals, parameters
-/// and variables.
+/// Collects the largest subexpressions that depend on no variables but `vars`. Loads, literals, parameters and
+/// variables are left out.
 fn hoisted(e: &E, vars: &[Var], found: &mut Vec<E>) {
     let trivial = matches!(e.0.node, Node::Lit(_) | Node::Param(_) | Node::Var(_));
     let loads = matches!(e.0.node, Node::Load { .. } | Node::Fold { .. } | Node::Item(..));
@@ -47,10 +47,11 @@ fn contains_load(e: &E) -> bool {
         || operands(e).iter().any(contains_load)
 }
 
-/// Elements a thread from which on the multiplications of a step along `k` are printed one after the other.
+/// Minimum number of elements per thread for which the multiplications of a step along `k` are printed one after the
+/// other.
 const UNROLLED: u32 = 64;
 
-/// Type of factors: those of matrices stay halves.
+/// Type of the factors. The factors of cooperative matrices stay halves.
 fn factor(w: &Writer<'_>) -> &'static str {
     if w.matrices().is_some() { "f16" } else { "f32" }
 }
@@ -105,8 +106,8 @@ fn rounds(tile: Tile) -> Vec<Vec<Share>> {
     rounds
 }
 
-/// Subexpressions that depend on the outer coordinate alone, and on the other coordinate alone. They become members
-/// of two structures, which generated functions compute.
+/// Subexpressions that depend on the outer coordinate alone, and on `k` alone. They become members of two structures,
+/// which generated functions compute.
 struct Split {
     suffix: &'static str,
     batch: Var,
@@ -159,7 +160,7 @@ impl Split {
         format!("{}: u32, r: row_{s}, d: depth_{s}", name(self.batch), s = self.suffix)
     }
 
-    /// In such a function, binds the coordinates and names the values of the structures' members.
+    /// In a function with these parameters, binds the coordinates and names the values of the structures' members.
     fn bind(&self, w: &mut Writer<'_>) {
         w.line(&format!("let {} = r.at; let {} = d.at;", name(self.outer), name(self.other)));
         for (title, parts) in [("r", &self.of_row), ("d", &self.of_depth)] {
@@ -192,9 +193,11 @@ impl<'c> Printer<'c> {
         }
     }
 
-    /// Functions that load an operand's elements, given the structures of the row and of `k`: `one_a` a single element;
-    /// `four_a` four neighbours, of which `count` are within bounds; `at_a` the address of the first of them, and
-    /// `ok_a` their guard.
+    /// Functions that load an operand's elements, given the structures of the row and of `k`:
+    ///
+    /// - `one_a` loads a single element.
+    /// - `four_a` loads four neighbours, of which `count` are within bounds.
+    /// - `at_a` returns the address of the first of four neighbours, and `ok_a` their guard.
     pub(super) fn functions(&self, w: &mut Writer<'_>, which: Which) -> String {
         let (side, outer, _, _) = self.side(which);
         let [batch, _, _, depth] = self.c.vars;
@@ -250,7 +253,8 @@ impl<'c> Printer<'c> {
                 one(2),
             );
         } else {
-            // A load that is not wanted reads the first element instead: loads in branches would wait for each other.
+            // A load that is not wanted reads the first element instead, because loads in branches would wait for each
+            // other.
             let ok = if ok.is_empty() { "inside".into() } else { format!("inside && {ok}") };
             let _ = write!(
                 text,
@@ -261,9 +265,9 @@ impl<'c> Printer<'c> {
         text
     }
 
-    /// Code that loads vectors of an operand into `targets`. `places` are the names of the structures of their rows and
-    /// of `k`, in ascending order. If all vectors are within bounds and at multiples of four, nothing is in a branch of
-    /// its own, so that the loads are issued together.
+    /// Code that loads vectors of an operand into `targets`. `places` are the names of the structures of the vectors'
+    /// rows and of `k`, in ascending order. If all vectors are within bounds and at multiples of four, no vector is
+    /// loaded in a branch of its own, so that the loads are issued together.
     fn vectors(&self, which: Which, places: &[(String, String)], targets: &[String]) -> String {
         let (side, _, _, extent) = self.side(which);
         let s = which.letter();
@@ -299,7 +303,7 @@ impl<'c> Printer<'c> {
         )
     }
 
-    /// Functions that store sums; `four_sums` stores four of a row.
+    /// Functions that store sums. `four_sums` stores four sums of a row.
     pub(super) fn finish(&self, w: &mut Writer<'_>) -> String {
         let [batch, m, n, _] = self.c.vars;
         let (xb, xs) = (name(batch), name(self.c.sum));
@@ -326,7 +330,7 @@ impl<'c> Printer<'c> {
         text
     }
 
-    /// Code that stores four sums of a row as vectors, for each store one, if their addresses allow it. Adds functions that
+    /// Code that stores four sums of a row as a vector for each store, if the addresses allow it. Adds functions that
     /// compute the results and addresses to `text`. `None` if a store has no vectors.
     fn whole_sums(&self, w: &mut Writer<'_>, split: &Split, text: &mut String) -> Option<String> {
         let [batch, m, n, _] = self.c.vars;
@@ -387,8 +391,8 @@ impl<'c> Printer<'c> {
         ))
     }
 
-    /// The entry point. `body` computes the tile that begins at `m0` and `n0`, for `k` from `begin` to `end`. In it, `z`
-    /// is `batch * parts + part`.
+    /// The entry point. `body` computes the tile that begins at `m0` and `n0`, for `k` from `begin` to `end`. In
+    /// `body`, `z` is `batch * parts + part`.
     pub(super) fn main(&self, w: &mut Writer<'_>, threads: u32, body: &str) -> String {
         let c = self.c;
         let Tile { m, n, .. } = c.tile;
@@ -503,7 +507,8 @@ impl<'c> Printer<'c> {
             let row = format!("k{id} * 4u + {j}u");
             let at = match side.along {
                 Along::Outer => format!("o{id}"),
-                // Swizzled, because the vectors of blocks with neighbouring `k` would conflict in the same banks.
+                // The index is swizzled, because the vectors of blocks with neighbouring `k` would conflict in the same
+                // banks.
                 Along::Depth => format!("(o{id} ^ ((k{id} * 2u) & {}u))", vectors - 1),
             };
             let _ =
@@ -512,8 +517,9 @@ impl<'c> Printer<'c> {
         format!("    {}{{\n{text}    }}\n", self.guard(share))
     }
 
-    /// Declarations of the accumulators, and code that stores them. A thread puts some rows of them into slots of its own in
-    /// workgroup memory, so that one loop stores them: the code of the epilogue would else be inlined for each row.
+    /// Declarations of the accumulators, and code that stores them. A thread puts some rows of its accumulators into
+    /// its own part of workgroup memory, so that one loop stores them. Without the loop, the code of the epilogue would
+    /// be inlined for each row.
     fn sums(&self, w: &mut Writer<'_>) -> (String, String) {
         let Tile { m, n, k, thread_m, thread_n } = self.c.tile;
         let threads = self.c.tile.threads();
@@ -544,7 +550,8 @@ impl<'c> Printer<'c> {
         (sums, stores)
     }
 
-    /// An expression that equals `rounds`, but whose value compilers cannot derive, so that they do not unroll the loop.
+    /// An expression that equals `rounds`, but whose value compilers cannot derive, so that they do not unroll the
+    /// loop.
     pub(super) fn opaque(&self, w: &mut Writer<'_>, rounds: u32) -> String {
         let total = w.outside(&self.c.tiles[2]);
         format!("min({rounds}u, {total} + {}u)", rounds - 1)

@@ -1,4 +1,4 @@
-//! Prints expressions. Each is computed once, in the outermost block that binds all variables it depends on.
+//! Prints expressions. Each expression is computed once, in the outermost block that binds all variables it depends on.
 
 use std::fmt::Write as _;
 
@@ -100,8 +100,8 @@ impl Writer<'_> {
     fn guarded(&mut self, e: &E, buf: u32, at: &E, condition: &E, default: &E, target: usize) -> Value {
         let (condition, default) = (self.emit(condition), self.emit(default));
         let ty = self.ty(e.ty());
-        // The address may be out of range where the condition is false, so the first element is loaded there. Loads in
-        // branches would wait for each other.
+        // The address may be out of range where the condition is false, so the first element is loaded in this case. A
+        // branch is avoided, because loads in branches would wait for each other.
         let at = self.address(buf, at);
         let scope = &mut self.scopes[target];
         let name = format!("g{}", self.names);
@@ -160,7 +160,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A parameter. Those of a bundle's member are found by its number.
+    /// The text of a parameter. The parameters of a bundle's member are addressed by the member's number.
     pub(super) fn parameter_word(&self, word: u32) -> String {
         let place = match &self.kernel.skeleton {
             Skeleton::Bundle(bundle) => bundle.places.get(word as usize).copied(),
@@ -283,7 +283,7 @@ enum Value {
     Named(String),
 }
 
-/// A word of the parameters; `base` is added to the number of its vector.
+/// A word of the parameters. `base` is added to the number of the word's vector.
 pub(super) fn word_at(base: &str, at: u32) -> String {
     format!(
         "words.w[{base}{}{}].{}",

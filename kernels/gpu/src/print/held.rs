@@ -10,7 +10,7 @@ use tandem_executor::ir::{E, Node, Var};
 
 /// A row in registers: each load is printed once, before the first stage, and all stages use its values.
 pub(super) struct Held {
-    /// Number of vectors that each thread holds of each load.
+    /// Number of vectors that each thread holds for each load.
     vectors: u32,
     /// Loads of all stages, each once.
     loads: Vec<E>,
@@ -18,7 +18,7 @@ pub(super) struct Held {
     member: Var,
 }
 
-/// Largest number of vectors that a thread holds: 64 registers, a quarter of what a thread has on most devices.
+/// Maximum number of vectors that a thread holds: 64 registers, a quarter of a thread's registers on most devices.
 const MOST_HELD: usize = 16;
 
 impl Held {
@@ -53,7 +53,7 @@ impl Held {
         Some(Held { vectors: team.held, loads: all, member })
     }
 
-    /// Prints the loads. Without branches, they are issued together.
+    /// Prints the loads. There are no branches between them, so they are issued together.
     pub(super) fn load(&self, w: &mut Writer<'_>, team: u32, len: &str) {
         let j = name(self.member);
         let (mut whole, mut single, mut joined) = (String::new(), String::new(), Vec::new());

@@ -27,7 +27,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty())
 }
 
-/// Suffix of a function that replaces the one without it on devices with 64-bit integers.
+/// Suffix of a function that, on devices with 64-bit integers, replaces the function without the suffix.
 const INT64: &str = "__int64";
 
 /// The text of a function for a target.

@@ -20,8 +20,9 @@ impl Writer<'_> {
                  let {x} = own{first};\n{body}  }}\n}}\n"
             );
         }
-        // Neighbouring elements share words or vectors, so a thread computes whole ones. It accesses single elements at
-        // the end of the index space, and if a window does not begin at the boundary of a word or vector.
+        // Neighbouring elements share words or vectors, so a thread computes whole words or vectors. Elements at the
+        // end of the index space are accessed one by one, as are all elements if a window does not begin at the
+        // boundary of a word or vector.
         let loads = loads_of_stores(stores, element).filter(|_| lanes == VECTOR).unwrap_or_default();
         let vectors = self.vectors(&loads, element);
         let mut results = String::new();

@@ -21,7 +21,7 @@ use tandem_executor::ir::Node;
 /// Halves at the end of each row in workgroup memory: 16 bytes.
 const PADDING: u32 = 8;
 
-/// How the subgroups of a workgroup share a tile.
+/// The division of a tile among the subgroups of a workgroup.
 struct Shares {
     /// Number of subgroups along `m` and `n`.
     teams: [u32; 2],
@@ -48,7 +48,7 @@ struct Shelf {
     which: Which,
     along: Along,
     vector: bool,
-    /// Vectors of a row that hold elements, and all vectors of a row.
+    /// Number of vectors of a row that hold elements, and of all vectors of a row.
     across: u32,
     stride: u32,
     /// Number of rows.
@@ -58,7 +58,7 @@ struct Shelf {
     /// Whether the addresses of a thread's vectors are equally far apart, so that the first address and the distance give
     /// all of them.
     strided: bool,
-    /// Vectors between those that a thread loads.
+    /// Distance between the vectors that a thread loads, in vectors.
     threads: u32,
 }
 
@@ -80,7 +80,8 @@ impl Shelf {
         Shelf { which, along, vector, across, stride: across + PADDING / 4, rows, loads, strided, threads }
     }
 
-    /// Numbers of the thread's vectors whose rows are needed: all, or the first and the last one if they are `strided`.
+    /// Numbers of the thread's vectors whose rows are needed: all vectors, or the first and the last if they are
+    /// `strided`.
     fn places(&self) -> Vec<u32> {
         if self.strided { vec![0, self.loads - 1] } else { (0..self.loads).collect() }
     }
@@ -90,7 +91,8 @@ impl Shelf {
         format!("(lane / {}u + {}u)", self.across, number * (self.threads / self.across))
     }
 
-    /// Position in the rows of the thread's vectors: the same for all, because threads are a multiple of it.
+    /// Position of the thread's vectors in their rows. It is the same for all vectors, because the number of threads is
+    /// a multiple of a row's vectors.
     fn column(&self) -> String {
         format!("(lane % {}u)", self.across)
     }
@@ -247,7 +249,8 @@ impl Shelf {
             Along::Outer => (format!("{depth}u"), format!("({outer}) / 4u")),
             Along::Depth => (outer.to_owned(), format!("{}u", depth / 4)),
         };
-        // The left matrix is stored along its rows if it is contiguous along `k`, the right one if it is not.
+        // The left matrix is stored along its rows if the operand is contiguous along `k`, the right matrix if the
+        // operand is not.
         let along_rows = (self.which == Which::Left) == (self.along == Along::Depth);
         let load = if along_rows { "coopLoadT" } else { "coopLoad" };
         let stride = self.stride;
@@ -290,7 +293,7 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>, matrices: Matrices) -> Str
             }
         }
     }
-    // Each matrix goes through workgroup memory, because its elements are on threads that only the driver knows.
+    // Each matrix goes through workgroup memory, because only the driver knows which thread has which element.
     let vectors = size / 4;
     for i in 0..counts[0] {
         for h in 0..counts[1] {
@@ -313,7 +316,8 @@ pub(super) fn print(c: &Contract, w: &mut Writer<'_>, matrices: Matrices) -> Str
     let bring = |k0: &str| each(&|shelf| shelf.bring(p, k0));
     let put: String = shelves.iter().map(|shelf| shelf.put(p, w)).collect();
     let (first, next) = (bring("begin"), bring(&format!("k0 + {k}u")));
-    // Validation rejects operations on matrices within conditionals, so the loads past the end load nothing.
+    // Validation rejects operations on matrices within conditionals. So the loads for the step past the end are not
+    // conditional, but load nothing.
     let body = format!(
         "  let team = lane / {subgroup}u;\n  let sm = (team / {across}u) * {}u;\n  \
          let sn = (team % {across}u) * {}u;\n{}{sums}{}  \

@@ -28,7 +28,7 @@ pub const BFLOAT16: &str = "// f16 stands for bfloat16.\n";
 const INT16: &str = "enable wgpu_int16;\n";
 const MATRICES: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 
-/// Returns the WGSL of a kernel, or `None` if the target lacks a feature that it needs.
+/// Returns the WGSL of a kernel, or `None` if the target lacks a feature that the kernel needs.
 pub fn wgsl(kernel: &Kernel, target: Target) -> Option<String> {
     let (scopes, lacks, wide) =
         (Vec::new(), kernel.words.len() > MAX_WORDS, vectors::wide(kernel, target.int16));

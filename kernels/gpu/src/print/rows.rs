@@ -57,8 +57,8 @@ impl Writer<'_> {
         )
     }
 
-    /// Prints the stores of each member. Adjacent members share words or vectors, so a thread stores whole ones if the row
-    /// begins at the boundary of one.
+    /// Prints the stores of each member. Adjacent members share words or vectors, so a thread stores whole words or
+    /// vectors if the row begins at a boundary.
     fn each(&mut self, team: u32, len: &str, member: Var, stores: &[Store]) {
         let faultless = self.kernel.faults.is_empty();
         let loads = linear::loads_of_stores(stores, member).filter(|_| faultless);
@@ -87,8 +87,8 @@ impl Writer<'_> {
         ));
     }
 
-    /// Code that stores the values of the members from `first` on together, as many as `lanes`. `known` names values of the
-    /// member with a number.
+    /// Code that stores the values of `lanes` members together, from member `first` on. `known` names the values of a
+    /// member, given its number.
     pub(super) fn together(
         &mut self,
         member: Var,
@@ -132,8 +132,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Prints the reduction of a thread's share of the members: every `team`-th one, or every `team`-th vector of four
-    /// if all loads have vectors. Four members are loaded before the first one is needed.
+    /// Prints the reduction of a thread's share of the members: every `team`-th member, or every `team`-th vector of
+    /// four members if all loads have vectors. Four members are loaded before the first of them is needed.
     fn reduce(&mut self, team: u32, len: &str, member: Var, acc: &[Var], step: &[E]) {
         let mut vars = vec![member];
         vars.extend_from_slice(acc);
@@ -198,7 +198,7 @@ impl Writer<'_> {
             self.line(&format!("if (worker < {left}u) {{\n{joined}{put}}}"));
         }
         self.line("workgroupBarrier();");
-        // Every thread merges the remaining values, all in the same order.
+        // Every thread merges the remaining values in the same order.
         let first = acc.iter().zip(&arrays).map(|(a, n)| format!("{} = sh{n}[lane - worker]; ", name(*a)));
         self.line(&first.collect::<String>());
         (1..left).for_each(|n| self.line(&join(&format!("lane - worker + {n}u"))));

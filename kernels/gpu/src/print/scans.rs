@@ -36,7 +36,7 @@ impl Writer<'_> {
                 w.line(&format!("m{} = {value};", name(*a)));
             }
         });
-        // Code that sets `m..` to the merge of an earlier with a later value.
+        // Code that sets `m..` to the result of merging an earlier and a later value.
         let merge = |earlier: &dyn Fn(usize) -> String, later: &dyn Fn(usize) -> String| -> String {
             let mut text = String::from("{ ");
             for (n, a) in acc.iter().enumerate() {

@@ -11,11 +11,12 @@ use tandem_executor::ir::{E, Node, Var};
 
 /// Elements of a square that a thread computes.
 const EACH: u32 = SIDE * SIDE / THREADS;
-/// Stride in elements of the rows of a square in workgroup memory: one more than their length, so that the elements of a
-/// column are in different banks.
+/// Distance in elements between the rows of a square in workgroup memory. It is one more than a row's length, so that
+/// the elements of a column are in different banks.
 const STRIDE: u32 = SIDE + 1;
 
-/// The loads whose elements of neighbouring rows, but not of neighbouring columns, are adjacent in memory.
+/// The loads for which the elements of neighbouring rows are adjacent in memory, but not the elements of neighbouring
+/// columns.
 fn turned(squares: &Squares) -> Vec<E> {
     let [_, row, column] = squares.vars;
     let mut found: Vec<E> = Vec::new();
@@ -58,7 +59,7 @@ impl Writer<'_> {
                     w.line(&format!("turned{n}[({slow}) * {STRIDE}u + {fast}] = {value};"));
                 }
             });
-            // Elements beyond the edges are those at the edges, and are not stored.
+            // Beyond the edges, the elements at the edges are loaded. They are not stored.
             let _ = write!(
                 bring,
                 "  {{\n    let {row} = min(row0 + {fast}, {rows} - 1u);\n    \

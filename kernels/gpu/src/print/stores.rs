@@ -69,7 +69,7 @@ impl Writer<'_> {
                  old * ({value})); if (r.exchanged) {{ break; }} old = r.old_value; }} }}"
             ),
             (Mem::F32, Put::Add | Put::Max | Put::Min) => {
-                // Compare-and-swap loop, because float atomics are an extension.
+                // This is a compare-and-swap loop, because WGSL has atomics on floats only as an extension.
                 let next = match store.put {
                     Put::Add => format!("bitcast<f32>(old) + ({value})"),
                     Put::Max => format!("larger_f32(bitcast<f32>(old), {value})"),
@@ -87,7 +87,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Stores adjacent values from `at` on, as whole vectors or words if `at` is at the boundary of one.
+    /// Stores adjacent values from `at` on, as whole vectors or words if `at` is at a boundary of them.
     pub(super) fn words(&self, store: &Store, lanes: u32, value: impl Fn(u32) -> String) -> String {
         let (b, mem) = (store.buf, self.kernel.bufs[store.buf as usize].mem);
         let single: String = (0..lanes).map(|p| format!("st{b}(at + {p}u, {}); ", value(p))).collect();

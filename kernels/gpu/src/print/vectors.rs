@@ -43,7 +43,8 @@ pub fn wide(kernel: &Kernel, int16: bool) -> Vec<bool> {
 }
 
 impl Writer<'_> {
-    /// Code that loads or draws the vectors of four elements from `element` on, and code for its element alone.
+    /// Code that loads or draws the vectors of four elements from `element` on, and code that does so for `element`
+    /// alone.
     pub(super) fn vectors(&mut self, loads: &[E], element: Var) -> Vectors {
         let mut known: Vec<String> = Vec::new();
         let (mut of, mut parameters) = (Vec::new(), String::new());
@@ -87,11 +88,11 @@ impl Writer<'_> {
 
 /// Loads and draws of vectors.
 pub(super) struct Vectors {
-    /// Number of each one's vector; `None` for loads of single elements.
+    /// Number of the vector of each load or draw; `None` for loads of single elements.
     of: Vec<Option<usize>>,
     /// Number of vectors.
     pub(super) count: usize,
-    /// Parameters for their elements.
+    /// Declarations of parameters for the elements of the vectors.
     pub(super) parameters: String,
     /// Code that loads the vectors.
     pub(super) whole: String,

@@ -25,12 +25,12 @@ pub struct Target {
 /// Largest number of parameter words of a kernel.
 pub const MAX_WORDS: usize = 256;
 
-/// Bytes of a kernel's parameters, rounded up to vectors of 16 bytes.
+/// Number of bytes of a kernel's parameters, rounded up to vectors of 16 bytes.
 pub fn parameter_bytes(words: usize) -> u32 {
     (words.max(1) as u32).div_ceil(4) * 16
 }
 
-/// Block of code, and the values that it has computed.
+/// A block of code, and the values that it has computed.
 #[derive(Default)]
 pub(super) struct Scope {
     pub(super) code: String,
@@ -47,8 +47,8 @@ pub struct Writer<'k> {
     /// Whether each buffer is declared as an array of vectors of four elements, which `lv0(i)` loads. Sizes of bindings
     /// are multiples of these vectors.
     pub(super) wide: Vec<bool>,
-    /// Number of names in use. It also counts those of finished blocks, because consecutive blocks may be printed
-    /// into one.
+    /// Number of names in use. Names of finished blocks count too, because consecutive blocks may be printed into one
+    /// block.
     pub(super) names: u32,
 }
 
@@ -110,8 +110,10 @@ impl Writer<'_> {
         }
     }
 
-    /// Storage format of the factors of cooperative matrices: those of a contraction, if both are halves of the same
-    /// format and the device has such matrices, or those that hand-written WGSL names. `None` for other kernels.
+    /// Storage format of the factors of cooperative matrices; `None` for kernels without such matrices.
+    ///
+    /// For a contraction, this is the format of both operands, if they are halves of the same format and the device has
+    /// such matrices. Hand-written WGSL names the format itself.
     pub(super) fn factors(&self) -> Option<Mem> {
         let c = match &self.kernel.skeleton {
             Skeleton::Contract(c) => c,

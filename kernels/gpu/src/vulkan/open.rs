@@ -7,7 +7,7 @@ use ash::khr;
 use ash::vk;
 use wgpu::hal::vulkan::Api;
 
-/// What a device does beyond `wgpu`'s features.
+/// Capabilities of a device beyond `wgpu`'s features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vulkan {
     /// SPIR-V version.
@@ -65,13 +65,13 @@ struct Bfloat16Features<'a> {
     _lifetime: PhantomData<&'a ()>,
 }
 
-// SAFETY: the layout and the type are those of the specification.
+// SAFETY: the layout and the structure type are the ones of the specification.
 unsafe impl vk::TaggedStructure for Bfloat16Features<'_> {
     const STRUCTURE_TYPE: vk::StructureType = vk::StructureType::from_raw(1_000_141_000);
 }
-// SAFETY: the specification allows it in this chain.
+// SAFETY: the specification allows this structure in the chain.
 unsafe impl vk::ExtendsPhysicalDeviceFeatures2 for Bfloat16Features<'_> {}
-// SAFETY: the specification allows it in this chain.
+// SAFETY: the specification allows this structure in the chain.
 unsafe impl vk::ExtendsDeviceCreateInfo for Bfloat16Features<'_> {}
 
 impl Default for Bfloat16Features<'_> {
@@ -82,8 +82,8 @@ impl Default for Bfloat16Features<'_> {
     }
 }
 
-/// Opens an adapter's device. Returns `None` for what is not Vulkan, or too old, or lacks a feature; such adapters are
-/// opened by `wgpu`.
+/// Opens an adapter's device. Returns `None` if the adapter is not Vulkan's, is too old, or lacks a feature. `wgpu`
+/// opens such adapters.
 pub fn open(
     adapter: &wgpu::Adapter,
     description: &wgpu::DeviceDescriptor<'_>,
@@ -116,7 +116,7 @@ pub fn open(
     Some((device, queue, found))
 }
 
-/// Asks the driver for what a device does.
+/// Asks the driver for a device's capabilities.
 fn describe(hal: &<Api as wgpu::hal::Api>::Adapter) -> Option<Vulkan> {
     let device = hal.raw_physical_device();
     let (entry, instance) = (hal.shared_instance().entry(), hal.shared_instance().raw_instance());
@@ -146,10 +146,10 @@ fn describe(hal: &<Api as wgpu::hal::Api>::Adapter) -> Option<Vulkan> {
     {
         let mut has = Bfloat16Features::default();
         let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut has);
-        // SAFETY: as above, and the device has the extension.
+        // SAFETY: the device belongs to the instance, and has the extension of these features.
         unsafe { instance.get_physical_device_features2(device, &mut features) };
         let matrices = khr::cooperative_matrix::Instance::new(entry, instance);
-        // SAFETY: as above, and the device has the extension.
+        // SAFETY: the device belongs to the instance, and has the extension of cooperative matrices.
         let all = unsafe { matrices.get_physical_device_cooperative_matrix_properties(device) };
         let fits = |m: &vk::CooperativeMatrixPropertiesKHR<'_>, size: u32| {
             [m.m_size, m.n_size, m.k_size] == [size; 3]

@@ -1,4 +1,4 @@
-//! SPIR-V of kernels: `naga`'s, with modes for floats that WGSL has no words for.
+//! SPIR-V of kernels: the output of `naga` with execution modes for floats, which WGSL cannot express.
 
 use half::{bf16, f16};
 use wgpu::naga;
@@ -174,7 +174,7 @@ mod tests {
             let half = if bfloat16 { 0x3f00 } else { 0x3800 };
             let constants = instructions(&words).filter(|(o, w)| *o == op::CONSTANT && w[3] == half);
             assert_eq!(constants.count(), 1);
-            // The counts of words match, or the walk would have gone astray.
+            // The word counts of all instructions match. Otherwise the module was not walked correctly.
             assert!(instructions(&words).all(|(_, w)| w.len() == (w[0] >> 16) as usize));
         }
     }

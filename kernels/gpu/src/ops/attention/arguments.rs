@@ -6,19 +6,19 @@ use crate::lower::{Lowering, Operand, Spot};
 use crate::tiling::{Matrices, ceil_div};
 use tandem_executor::ir::{Mem, Ty};
 
-/// Sizes of a call.
+/// Sizes in a call of attention.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) batch: i64,
     pub(super) heads: i64,
-    /// Number of heads of keys and values; `heads / shared` query heads share each.
+    /// Number of heads of keys and values. `heads / shared` query heads use the same head of keys and values.
     pub(super) shared: i64,
     pub(super) queries: i64,
     pub(super) keys: i64,
     pub(super) dim: i64,
 }
 
-/// Arguments that forward and backward have in common.
+/// The arguments that the forward and the backward operators have in common.
 pub(super) struct Attention {
     pub(super) query: Operand,
     pub(super) key: Operand,
@@ -86,7 +86,8 @@ impl Attention {
         (fits && drops).then_some(Attention { query, key, value, mask, causal, scale, dropout, shape })
     }
 
-    /// Without dropout: `(.., dropout_p, is_causal, attn_mask, scale)` from index `dropout` on.
+    /// The arguments of an operator without dropout: `(.., dropout_p, is_causal, attn_mask, scale)` from index
+    /// `dropout` on.
     pub(super) fn plain(l: &mut Lowering<'_>, query: usize, dropout: usize) -> Option<Attention> {
         if l.pin(dropout)? != 0.0 {
             return None;
@@ -95,8 +96,8 @@ impl Attention {
         Attention::of(l, &places, None)
     }
 
-    /// With dropout: `(query, key, value, mask, seed, ..)` from index `query` on and `(.., dropout_p, is_causal, scale)`
-    /// from index `dropout` on.
+    /// The arguments of an operator with dropout: `(query, key, value, mask, seed, ..)` from index `query` on and `(..,
+    /// dropout_p, is_causal, scale)` from index `dropout` on.
     pub(super) fn dropping(l: &mut Lowering<'_>, query: usize, dropout: usize) -> Option<Attention> {
         l.within(dropout, 0.0, 1.0)?;
         let places = Places { query, mask: query + 3, causal: dropout + 1, scale: dropout + 2 };
@@ -104,8 +105,8 @@ impl Attention {
         Attention::of(l, &places, Some(Dropout { seed, probability: dropout }))
     }
 
-    /// The matrices that compute the call: those of the device for halves, if there are enough rows on both sides to fill
-    /// them, and heads are not too wide for registers.
+    /// The device's matrices, if they compute the call: its tensors are halves, there are enough rows on both sides to
+    /// fill the matrices, and heads are not too wide for registers.
     pub(super) fn matrices(&self, l: &Lowering<'_>) -> Option<Matrices> {
         let Shape { queries, keys, dim, .. } = self.shape;
         let has = |matrices: &Matrices| {

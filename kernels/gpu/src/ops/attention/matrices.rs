@@ -23,7 +23,7 @@ const TEAMS: u32 = 4;
 /// Matrices of a block of columns.
 const ACROSS: u32 = 2;
 
-/// Sizes of a kernel, in elements unless they say otherwise.
+/// Sizes of a kernel. The unit is an element, unless a field says otherwise.
 struct Plan {
     /// Rows and columns of a matrix.
     size: u32,
@@ -38,7 +38,7 @@ struct Plan {
     stride: u32,
     /// Threads that work on a row of scores.
     sharing: u32,
-    /// Vectors of a row of scores that each of them has.
+    /// Vectors of a row of scores per thread.
     vectors: u32,
     /// Vectors from one row of scores, and of weights, to the next.
     across: [u32; 2],
@@ -80,8 +80,8 @@ impl Plan {
         )
     }
 
-    /// Start of the entry point. A thread has vectors `part`, `part + sharing` and so on of row `row` of its team's scores.
-    /// `total` is the number of the parameter that contains the number of workgroups.
+    /// Start of the entry point. A thread has vectors `part`, `part + sharing` and so on of row `row` of its team's
+    /// scores. Parameter `total` contains the number of workgroups.
     fn main(&self, total: usize) -> String {
         format!(
             "@compute @workgroup_size({threads})\n\
@@ -141,7 +141,8 @@ impl Plan {
         format!("coop_mat{0}x{0}<{kind}>", self.size)
     }
 
-    /// Code that computes the products of rows `x` and a copied block, which is the second one if `second`, as `scores`.
+    /// Code that computes the products of rows `x` and a copied block, as `scores`. With `second`, it is the second
+    /// block.
     fn products(&self, x: &str, second: bool) -> String {
         let first = if second { self.columns } else { 0 };
         let mut text = "  {\n".to_owned();
@@ -224,8 +225,8 @@ impl Plan {
         text + "  }\n"
     }
 
-    /// Code that draws which of the thread's weights are kept: four bits for each vector. `bits` is the expression of those
-    /// of the vector at `AT`. A loop, because the code of a draw is long.
+    /// Code that draws which of the thread's weights are kept: four bits for each vector. `bits` is the expression of
+    /// the bits of the vector at `AT`. The code is a loop, because the code of a draw is long.
     fn draw(&self, a: &Attention, bits: &str) -> String {
         if a.dropout.is_none() {
             return String::new();
@@ -280,8 +281,8 @@ impl Plan {
     ) -> Option<()> {
         let tiles = ceil_div(rows, i64::from(self.rows()));
         t.size("tiles", tiles);
-        // Validation takes results of functions for different between threads, so that matrices could not be used after
-        // the comparison with one.
+        // The validator assumes that the result of a function differs between threads, and allows no matrices after a
+        // comparison with such a result. So the number of workgroups is read from its parameter directly.
         let total = t.k.words.len();
         t.k.size(groups * tiles);
         let source = format!("{}{}{}{}{body}}}\n", t.code, self.shared(), self.main(total), self.zero());
@@ -302,7 +303,7 @@ fn kept(a: &Attention, i: u32) -> String {
     if a.dropout.is_some() { format!(" * factors(drawn >> {}u)", 4 * i) } else { String::new() }
 }
 
-/// Sides of the products: the head and the number of rows of queries, and of keys and values.
+/// Sides of the products, each a head and a number of rows: the queries, and the keys and values.
 const QUERIES: [&str; 2] = ["h", "queries"];
 const KEYS: [&str; 2] = ["kh", "keys"];
 
@@ -407,7 +408,7 @@ pub(super) fn query_gradient(
     p.launch(t, l, a, [s.batch * s.heads, s.queries], &body)
 }
 
-/// Kernel whose rows are keys. It loops over the queries of all heads that share them.
+/// Kernel whose rows are keys. It loops over the queries of all heads that share the keys.
 struct ByKeys<'a> {
     a: &'a Attention,
     p: Plan,
@@ -442,8 +443,8 @@ impl<'a> ByKeys<'a> {
         p.products("k", false) + &p.draw(self.a, "stay_queries(b, h, col0 + AT, own)") + &each
     }
 
-    /// Launches the kernel, which writes the sums of the rows, `o`, times `factor`. `rows` loads factors besides the keys,
-    /// and `body` adds the part of a block of queries.
+    /// Launches the kernel, which writes the sums of the rows, times `factor`, to `o`. `rows` loads factors besides the
+    /// keys, and `body` adds the terms of a block of queries.
     fn launch(
         mut self,
         l: &mut Lowering<'_>,

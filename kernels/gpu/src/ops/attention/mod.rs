@@ -1,9 +1,10 @@
 //! Scaled dot product attention (flash attention), which never materializes the scores.
 //!
-//! A workgroup computes a tile of rows and loops over the rows of the other operand. In the forward pass rows are
-//! queries. The backward pass recomputes the scores and takes their softmax from the saved logsumexp: one kernel with
-//! queries as rows computes the gradient of the queries, another with keys as rows those of keys and values. Halves are
-//! multiplied by cooperative matrices where the device has them ([`matrices`]), other floats by tiles ([`tiles`]).
+//! A workgroup computes a tile of rows and loops over the rows of the other operand. In the forward pass, rows are
+//! queries. The backward pass recomputes the scores, and their softmax from the saved logsumexp. One kernel has queries
+//! as rows and computes the gradient of the queries. Another has keys as rows and computes the gradients of keys and
+//! values. Halves are multiplied by cooperative matrices if the device has them ([`matrices`]), other floats by tiles
+//! ([`tiles`]).
 
 mod arguments;
 mod matrices;

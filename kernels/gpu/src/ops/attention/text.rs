@@ -181,9 +181,12 @@ impl Text {
         Some(())
     }
 
-    /// Adds the functions of dropout: `stays(b, h, query, key)` returns four bits, one for each of four keys from a
-    /// multiple of four on, which is 1 if the key's weight is kept; `stay_queries(..)` returns those of a key for four
-    /// queries; `factors(bits)` returns the factors of the weights. Adds nothing without dropout.
+    /// Adds the functions of dropout. Adds nothing without dropout.
+    ///
+    /// - `stays(b, h, query, key)` returns a bit for each of four keys, from a multiple of four on: 1 if the key's
+    ///   weight is kept.
+    /// - `stay_queries(..)` returns these bits of one key for four queries.
+    /// - `factors(bits)` returns the factors of the weights.
     ///
     /// The random words of a query's keys are numbered from a multiple of four on, so that four keys take the words of
     /// one counter (`philox_mask` in pybridge/cpp/aten/host_attention.cpp).
@@ -224,7 +227,7 @@ impl Text {
     }
 }
 
-/// Score that stands for minus infinity, so that no kernel computes with infinities.
+/// Score that replaces minus infinity, so that no kernel computes with infinities.
 pub(super) const LOW: &str = "-3.0e38f";
 
 /// Function that returns the softmax weight of a score, `m` being the row's maximum or logsumexp.

@@ -38,8 +38,8 @@ fn launch(mut t: Text, l: &mut Lowering<'_>, [groups, tiles]: [i64; 2], body: &s
     l.launch(t.k)
 }
 
-/// Start of the entry point. A thread computes rows `ty` and `ty + 32` of the tile, and four adjacent ones of 32
-/// columns, from `tx * 4` on.
+/// Start of the entry point. A thread computes rows `ty` and `ty + 32` of the tile. Of the 32 columns, it computes the
+/// four from `tx * 4` on.
 const MAIN: &str = "@compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, \
 @builtin(local_invocation_index) lane: u32) {
@@ -81,7 +81,7 @@ fn products(s: &str, x: (&str, &str, &str), y: (&str, &str, &str), chunks: i64) 
 /// Code that adds to the accumulators `{o}` the product of `{p}` (64 rows of 32 factors, copied to the left tile)
 /// and 32 rows of a tensor.
 fn accumulate(o: &str, p: &str, x: &str, head: &str, rows: &str, chunks: i64) -> String {
-    // The barrier: other threads may still read the left tile.
+    // The barrier is needed because other threads may still read the left tile.
     let mut text =
         format!("  workgroupBarrier();\n  left[spot(ty, tx)] = {p}0; left[spot(ty + 32u, tx)] = {p}1;\n");
     for c in 0..chunks {
@@ -98,7 +98,7 @@ fn accumulate(o: &str, p: &str, x: &str, head: &str, rows: &str, chunks: i64) ->
                  {o}1_{c} = fma(vec4<f32>(q.{part}), v, {o}1_{c}); }}"
             );
         }
-        // The code after this begins with a barrier.
+        // No barrier is needed here, because the code that follows begins with one.
         text += "  }\n";
     }
     text
@@ -163,8 +163,8 @@ fn softmax(chunks: i64) -> String {
     text
 }
 
-/// Code that sets `{to}0` and `{to}1` to `{from}0` and `{from}1`, multiplied by the factors of dropout. `factors` returns
-/// those of four columns of a row.
+/// Code that sets `{to}0` and `{to}1` to `{from}0` and `{from}1`, multiplied by the factors of dropout. `factors`
+/// returns the factors of four columns of a row.
 fn dropped(a: &Attention, to: &str, from: &str, factors: impl Fn(&str) -> String) -> String {
     let factor = |row: &str| if a.dropout.is_some() { format!(" * {}", factors(row)) } else { String::new() };
     format!(
@@ -254,8 +254,8 @@ pub(super) fn query_gradient(
     launch(t, l, [s.batch * s.heads, ceil_div(s.queries, ROWS)], &body)
 }
 
-/// Computes the gradients of keys and values. With a mask and dropout, each has a kernel, because a kernel of both would have
-/// more than the eight buffers that every adapter allows.
+/// Computes the gradients of keys and values. With a mask and dropout, two kernels compute them, because one kernel
+/// would need more than the eight buffers that every adapter allows.
 pub(super) fn key_gradients(
     l: &mut Lowering<'_>,
     a: &Attention,
@@ -269,7 +269,7 @@ pub(super) fn key_gradients(
     gradients_by_keys(l, a, given, [Some(of_key), None])
 }
 
-/// Computes the gradients of keys and of values that are given.
+/// Computes the gradient of the keys and the gradient of the values, each if it is not `None`.
 fn gradients_by_keys(
     l: &mut Lowering<'_>,
     a: &Attention,
