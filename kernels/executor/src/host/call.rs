@@ -23,7 +23,8 @@ impl From<HostError> for HostFailure {
 /// Calls an operator on the host. Returns the call's outputs, and the buffers that the call created. The offsets of
 /// aliases and resized inputs in the outputs are relative to the offsets of the inputs.
 ///
-/// # Safety The requirements are those of [`HostKernels::call`].
+/// # Safety
+/// The requirements are those of [`HostKernels::call`].
 pub unsafe fn call_host(
     host: &'static dyn HostKernels,
     call: &Call<'_>,

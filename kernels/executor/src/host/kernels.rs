@@ -11,7 +11,8 @@ use crate::ops::registry::Operators;
 
 /// PyTorch's kernels, memory and generators on the host.
 ///
-/// # Safety Unsafe code relies on an implementation:
+/// # Safety
+/// Unsafe code relies on an implementation:
 ///
 /// - [`HostKernels::parallel`] passes disjoint ranges.
 /// - Pointers that functions return or pass on are to live objects, with the references described here.
@@ -45,7 +46,8 @@ pub unsafe trait HostKernels: Send + Sync {
     /// Passes the state of a CPU generator, or of the default generator if `generator` is null, to `with`, which may
     /// draw from it. Returns false and draws nothing for a generator of another kind. Only the cpu executor calls this.
     ///
-    /// # Safety `generator` is null or alive.
+    /// # Safety
+    /// `generator` is null or alive.
     unsafe fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool;
     /// Allocates a buffer of uninitialized bytes and returns it with a reference. If memory is exhausted, returns
     /// PyTorch's exception.
