@@ -26,7 +26,8 @@ class Settler {
 // The settler, which is set if `in_flight` is not 0.
 extern Settler* settler;
 
-// Issues the operators for all collectives, before a recording and before replays, whose ops are not encoded.
+// Issues the operators for all collectives. Needed before a recording, and before a replay, because the ops of a replay
+// are not encoded one by one and would not settle their inputs.
 inline void settle_all() {
   if (in_flight.load(std::memory_order_relaxed)) settler->settle_all();
 }

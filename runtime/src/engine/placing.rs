@@ -29,8 +29,8 @@ impl Placing {
         self.regions.is_empty()
     }
 
-    /// Begins with the outside as the only region. `shares_cores` says whether the executor may compute on the
-    /// program's cores. Returns the place of the first runs.
+    /// Starts with a single region, the program outside of long loops. `shares_cores` says whether the executor may
+    /// compute on the program's cores. Returns the place of the first runs.
     pub(super) fn begin(&mut self, place: Option<RunPlace>, shares_cores: bool) -> RunPlace {
         self.regions.begin(Placement::new(place, shares_cores));
         self.regions.place()
@@ -41,7 +41,7 @@ impl Placing {
         self.regions.find(symbolic);
     }
 
-    /// Forgets all regions but the outside.
+    /// Forgets all regions but the program outside of long loops.
     pub(super) fn forget(&mut self) {
         self.regions.forget();
     }

@@ -1,4 +1,4 @@
-"""Ray Train: a worker whose process group is Tandem's trains on the device tandem.
+"""Ray Train: training runs on the device tandem in workers whose process group has the backend tandem.
 
 Ray creates the process group before it calls the training function. With `TorchConfig(backend="tandem")`,
 PyTorch then imports Tandem through the entry point of the backend. By this time Ray has already told
