@@ -527,6 +527,6 @@ fn is_function(object: &Bound<'_, PyAny>) -> bool {
 pub fn attributes_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     // SAFETY: the function takes any object, and returns a new reference or raises an exception.
     let dict = unsafe { ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut::<c_void>()) };
-    // SAFETY: the reference is new, or null with an exception, which is dropped.
+    // SAFETY: `dict` is a new reference, or null if an exception was raised. The exception is dropped.
     unsafe { Bound::from_owned_ptr_or_err(object.py(), dict) }.ok()
 }

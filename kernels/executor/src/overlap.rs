@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::StorageId;
 
-/// How the windows that a call writes overlap its other inputs.
+/// Overlap between the windows that a call writes and its other inputs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Overlap {
     /// No written window overlaps another input, except an equal window among the operands of the same item.

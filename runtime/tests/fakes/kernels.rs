@@ -490,7 +490,7 @@ unsafe impl HostKernels for FakeTorch {
     }
 
     unsafe fn generator_release(&self, generator: *mut c_void) {
-        // SAFETY: a generator is a buffer, of which the reference is given up.
+        // SAFETY: a generator is a buffer, and the caller gives up a reference to it.
         unsafe { self.buffer_release(generator) };
     }
 

@@ -200,7 +200,8 @@ fn divided(
     sides: Sides<'_>,
     finish: Finish<'_>,
 ) -> Option<Vec<Kernel>> {
-    // The results of the parts of one product are adjacent, so pieces of parts have a single product.
+    // The results of a product's parts are adjacent in memory. So a kernel for only some of the parts must compute a
+    // single product.
     let sizes = [e.batch, e.m, e.n, plan.parts];
     if counts.iter().zip(sizes).any(|(count, size)| *count > size) || counts[3] > 1 && counts[0] < e.batch {
         return None;
@@ -227,8 +228,8 @@ fn divided(
     Some(kernels)
 }
 
-/// The kernel of the piece of a contraction that begins at `first` (batch, m, n, part of k); `parts` is the number of parts
-/// of the whole.
+/// The kernel of the piece of a contraction that begins at `first` (batch, m, n, part of k). `parts` is the number of
+/// parts of the whole contraction.
 fn piece(
     l: &Lowering<'_>,
     label: &'static str,
