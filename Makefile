@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build micro examples demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz libraries lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check wheel test-wheel clean
+.PHONY: help setup build micro examples demo test test-rust test-python test-gpu conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz libraries lint format bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling bench-shapes gpu-check wheel test-wheel clean
 
 env := source scripts/env.sh &&
 
@@ -16,7 +16,7 @@ setup: ## the virtual environment and the crates
 # What is measured is compiled as wheels are; what is tested has debug assertions, and features for which each crate is
 # compiled once for all tests.
 PROFILE := release
-bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling gpu-check libraries wheel: PROFILE := dist
+bench bench-operators bench-lazy bench-loading bench-memory bench-placement bench-scaling bench-shapes gpu-check libraries wheel: PROFILE := dist
 lint test-rust test-python test-gpu examples conformance conformance-pytorch conformance-pytorch-gpu conformance-pytorch-files fuzz: PROFILE := checked
 cargo_flags = --locked --profile $(PROFILE)$(if $(filter checked,$(PROFILE)), --features tandem-pybridge/tests)
 
@@ -128,6 +128,9 @@ bench-placement: build ## the choice of the thread that executes runs, alone and
 
 bench-scaling: build ## the cost of an op in long programs and with many paths
 	@$(env) python benches/scaling.py $(ARGS)
+
+bench-shapes: build ## random chains of operators at random shapes; ARGS="--cases 5000 --seed 1"
+	@$(env) python benches/shapes.py $(ARGS)
 
 bench-loading: build ## with batches from data loading workers that compute
 	@$(env) python benches/loading.py $(ARGS)

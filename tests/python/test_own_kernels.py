@@ -20,6 +20,9 @@ SIZES = (1, 2, 7, 16, 17, 129, 600)
 
 Case = tuple[str, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 
+# Lengths of rows that are computed several at a time.
+SHORT = (1, 2, 7, 15, 16)
+
 
 def products() -> Iterator[Case]:
     for m, k, n in [
@@ -74,6 +77,7 @@ def sums() -> Iterator[Case]:
         ((3, 1, 5), (0, 1, 2)),
         ((300, 260), 0),
         ((9, 10_000), -1),
+        *(((37, n), 1) for n in SHORT),
     ]:
         for op in (torch.sum, torch.mean):
             yield f"{op.__name__} {shape} {dims}", lambda x, op=op, d=dims: op(x, d), (data(*shape),)
@@ -98,7 +102,18 @@ def sums_of_groups() -> Iterator[Case]:
         total = t.sum()
         return (t * total).mean() + (t + 1).sum(-1).sum() + t.mean()
 
-    for shape in [(1,), (5,), (4096,), (4097,), (70, 5000), (3, 4, 5), (300_000,), (600, 6)]:
+    for shape in [
+        (1,),
+        (5,),
+        (4096,),
+        (4097,),
+        (70, 5000),
+        (3, 4, 5),
+        (300_000,),
+        (600, 6),
+        (2000, 3),
+        (33, 15),
+    ]:
         x, y = data(*shape), data(*shape, seed=1)
         yield f"of products {shape}", lambda x, y: (x * y).sum(), (x, y)
         yield f"of a chain {shape}", lambda x, y: ((x * y).tanh() + x).mean(), (x, y)
@@ -126,8 +141,8 @@ def sums_of_groups() -> Iterator[Case]:
 
 
 def rows() -> Iterator[Case]:
-    for n in SIZES:
-        for shape, dim in [((3, n), 1), ((n,), 0), ((2, n, 1), 1), ((n, 4), 0)]:
+    for n in (*SIZES, *SHORT):
+        for shape, dim in [((3, n), 1), ((n,), 0), ((2, n, 1), 1), ((n, 4), 0), ((5, 7, n), 2)]:
             x = data(*shape) * 4
             for op in (F.softmax, F.log_softmax, torch.logsumexp):
                 yield f"{op.__name__} {shape} {dim}", lambda x, op=op, d=dim: op(x, d), (x,)
@@ -137,6 +152,9 @@ def rows() -> Iterator[Case]:
         yield f"logsumexp infinite {n}", lambda x: x.logsumexp(1, keepdim=True), (x,)
         yield f"softmax infinite {n}", lambda x: F.softmax(x, 1), (x,)
         yield f"safe softmax {n}", lambda x: torch._safe_softmax(x, 1), (x[1:],)
+        many = data(19, n)
+        many[3] = -torch.inf
+        yield f"safe softmax of rows {n}", lambda x: torch._safe_softmax(x, 1), (many,)
         weight, bias = data(n, seed=1), data(n, seed=2)
         x = data(5, 3, n) + 3
         yield f"layer_norm {n}", lambda x, w, b, n=n: F.layer_norm(x, (n,), w, b), (x, weight, bias)
@@ -564,6 +582,8 @@ def extremes() -> Iterator[Case]:
         ((17, 5), 0),
         ((3, 9, 4), 1),
         ((90, 400), 1),
+        *(((37, n), 1) for n in SHORT),
+        ((400, 3), 1),
     ]:
         # There are few different values, so that some are equal.
         x = (data(*shape) * 3).round()
@@ -610,6 +630,7 @@ def moments() -> Iterator[Case]:
         ((3, 9, 4), (1, 2)),
         ((17, 5), 0),
         ((9, 3000), 1),
+        *(((37, n), 1) for n in SHORT if n > 1),
     ]:
         x = data(*shape) + 3
         for op in (torch.var, torch.std):

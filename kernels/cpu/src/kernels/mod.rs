@@ -24,6 +24,7 @@ pub(crate) mod roi_align;
 pub(crate) mod scan;
 pub(crate) mod scatter;
 mod scratch;
+pub(crate) mod short_rows;
 pub(crate) mod softmax;
 pub(crate) mod sort;
 mod strided;

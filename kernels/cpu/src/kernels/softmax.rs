@@ -6,7 +6,8 @@ use tandem_tracegraph::node::Outputs;
 
 use crate::kernels::accumulate::{products, sum};
 use crate::kernels::kernel::{Addresses, Kernel};
-use crate::kernels::{contiguous, count, dimension, each_row, output};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
+use crate::kernels::{contiguous, count, dimension, output};
 use crate::tiles::math::{exp, log};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
@@ -21,7 +22,27 @@ fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
     (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
 }
 
-fn forward(call: &Call<'_>, outputs: &Outputs, row: fn(&[f32], &mut [f32])) -> Option<Kernel> {
+/// Kernel of rows: for one row, and for any number of short rows of `n` elements.
+#[derive(Clone, Copy)]
+struct Rows {
+    long: fn(&[f32], &mut [f32]),
+    short: fn(&[f32], usize, &mut [f32]),
+}
+
+impl Rows {
+    /// Computes some rows of `x`. `y` has as many results.
+    fn run(self, x: &[f32], n: usize, y: &mut [f32]) {
+        if n < LONG {
+            return (self.short)(x, n, y);
+        }
+        let rows = x.len() / n;
+        for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(y.len() / rows)) {
+            (self.long)(x, y);
+        }
+    }
+}
+
+fn forward(call: &Call<'_>, outputs: &Outputs, of: Rows) -> Option<Kernel> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     if x.sizes.is_empty() || y.mem != Mem::F32 || y.sizes != x.sizes {
         return None;
@@ -29,12 +50,11 @@ fn forward(call: &Call<'_>, outputs: &Outputs, row: fn(&[f32], &mut [f32])) -> O
     let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
-        each_row(host, rows, n * COST, &|from, to| {
-            for i in from..to {
-                // SAFETY: both windows have `rows` rows of `n` elements; one thread alone writes each row.
-                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i * n, n)) };
-                row(x, y);
-            }
+        each_range(host, [rows, n], COST, &|from, to| {
+            let (at, len) = (from * n, (to - from) * n);
+            // SAFETY: both windows have `rows` rows of `n` elements; one thread alone writes each row.
+            let (x, y) = unsafe { (x.read(at, len), y.slice(at, len)) };
+            of.run(x, n, y);
         });
         true
     };
@@ -45,16 +65,16 @@ fn forward(call: &Call<'_>, outputs: &Outputs, row: fn(&[f32], &mut [f32])) -> O
 const COST: usize = 8;
 
 pub fn softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    forward(call, outputs, softmax_row)
+    forward(call, outputs, Rows { long: softmax_row, short: softmax_rows })
 }
 
 /// A softmax that returns zeros for a row of `-inf` alone.
 pub fn safe_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    forward(call, outputs, safe_softmax_row)
+    forward(call, outputs, Rows { long: safe_softmax_row, short: safe_softmax_rows })
 }
 
 pub fn log_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    forward(call, outputs, log_softmax_row)
+    forward(call, outputs, Rows { long: log_softmax_row, short: log_softmax_rows })
 }
 
 /// `logsumexp(self, dim, keepdim)` over one dimension.
@@ -70,22 +90,24 @@ pub fn logsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
-        each_row(host, rows, n * COST, &|from, to| {
-            for i in from..to {
-                // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one
-                // thread's.
-                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i, 1)) };
-                logsumexp_row(x, y);
-            }
+        each_range(host, [rows, n], COST, &|from, to| {
+            // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one thread's.
+            let (x, y) = unsafe { (x.read(from * n, (to - from) * n), y.slice(from, to - from)) };
+            Rows { long: logsumexp_row, short: logsumexp_rows }.run(x, n, y);
         });
         true
     };
     Some(Kernel::new(smallvec![x, y], smallvec![], work))
 }
 
-type Backward = fn(&[f32], &[f32], &mut [f32]);
+/// Kernel of the gradients of rows: for one row, and for any number of short rows of `n` elements.
+#[derive(Clone, Copy)]
+struct Backward {
+    long: fn(&[f32], &[f32], &mut [f32]),
+    short: fn(&[f32], &[f32], usize, &mut [f32]),
+}
 
-fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel> {
+fn backward(call: &Call<'_>, outputs: &Outputs, of: Backward) -> Option<Kernel> {
     let (grad, y, to) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?, output(outputs)?);
     if y.sizes.is_empty() || grad.sizes != y.sizes || to.mem != Mem::F32 || to.sizes != y.sizes {
         return None;
@@ -93,12 +115,15 @@ fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel>
     let [rows, n] = shape(&y.sizes, dimension(call, 2, y.sizes.len())?)?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [grad, y, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
-        each_row(host, rows, n * COST, &|from, end| {
-            for i in (from..end).map(|i| i * n) {
-                // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
-                let (grad, y, to) = unsafe { (grad.read(i, n), y.read(i, n), to.slice(i, n)) };
-                row(grad, y, to);
+        each_range(host, [rows, n], COST, &|from, end| {
+            let (at, len) = (from * n, (end - from) * n);
+            // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
+            let (grad, y, to) = unsafe { (grad.read(at, len), y.read(at, len), to.slice(at, len)) };
+            if n < LONG {
+                return (of.short)(grad, y, n, to);
             }
+            let rows = grad.chunks_exact(n).zip(y.chunks_exact(n)).zip(to.chunks_exact_mut(n));
+            rows.for_each(|((grad, y), to)| (of.long)(grad, y, to));
         });
         true
     };
@@ -106,11 +131,11 @@ fn backward(call: &Call<'_>, outputs: &Outputs, row: Backward) -> Option<Kernel>
 }
 
 pub fn softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    backward(call, outputs, softmax_backward_row)
+    backward(call, outputs, Backward { long: softmax_backward_row, short: softmax_backward_rows })
 }
 
 pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    backward(call, outputs, log_softmax_backward_row)
+    backward(call, outputs, Backward { long: log_softmax_backward_row, short: log_softmax_backward_rows })
 }
 
 /// Returns an element without a bounds check, which would keep a loop from being vectorized.
@@ -183,6 +208,22 @@ fn run_softmax(x: &[f32], y: &mut [f32]) {
 }
 
 widest! {
+    fn softmax_rows(x: &[f32], n: usize, y: &mut [f32]) => run_softmax_short
+}
+
+#[inline(always)]
+fn run_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(n * ROWS)) {
+        let mut tile = Tile::load(x, n);
+        let most = tile.folded(larger);
+        tile.update(|x, r| weight(x - most[r]));
+        let share = tile.sums(|x, _| f64::from(x)).map(|sum| (1.0 / sum) as f32);
+        tile.update(|x, r| x * share[r]);
+        tile.store(y);
+    }
+}
+
+widest! {
     fn safe_softmax_row(x: &[f32], y: &mut [f32]) => run_safe_softmax
 }
 
@@ -192,6 +233,15 @@ fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
         y.fill(0.0);
     } else {
         run_softmax(x, y);
+    }
+}
+
+fn safe_softmax_rows(x: &[f32], n: usize, y: &mut [f32]) {
+    softmax_rows(x, n, y);
+    for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)) {
+        if x.iter().all(|x| *x == f32::NEG_INFINITY) {
+            y.fill(0.0);
+        }
     }
 }
 
@@ -211,6 +261,21 @@ fn run_log_softmax(x: &[f32], y: &mut [f32]) {
 }
 
 widest! {
+    fn log_softmax_rows(x: &[f32], n: usize, y: &mut [f32]) => run_log_softmax_short
+}
+
+#[inline(always)]
+fn run_log_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(n * ROWS)) {
+        let mut tile = Tile::load(x, n);
+        let most = tile.folded(larger);
+        let logs = tile.sums(|x, r| f64::from(weight(x - most[r]))).map(|sum| log(sum as f32));
+        tile.update(|x, r| x - most[r] - logs[r]);
+        tile.store(y);
+    }
+}
+
+widest! {
     fn logsumexp_row(x: &[f32], y: &mut [f32]) => run_logsumexp
 }
 
@@ -222,6 +287,21 @@ fn run_logsumexp(x: &[f32], y: &mut [f32]) {
     // SAFETY: `i < x.len()`.
     let sum = sum(x.len(), |i| exp(unsafe { at(x, i) } - most));
     y[0] = log(sum as f32) + most;
+}
+
+widest! {
+    fn logsumexp_rows(x: &[f32], n: usize, y: &mut [f32]) => run_logsumexp_short
+}
+
+#[inline(always)]
+fn run_logsumexp_short(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
+        let tile = Tile::load(x, n);
+        let most = tile.folded(larger).map(|most| if most.abs() == f32::INFINITY { 0.0 } else { most });
+        let sums = tile.sums(|x, r| f64::from(exp(x - most[r])));
+        let values: [f32; ROWS] = std::array::from_fn(|r| log(sums[r] as f32) + most[r]);
+        y.copy_from_slice(&values[..y.len()]);
+    }
 }
 
 widest! {
@@ -239,6 +319,21 @@ fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
 }
 
 widest! {
+    fn softmax_backward_rows(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_softmax_backward_short
+}
+
+#[inline(always)]
+fn run_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) {
+    let rows = grad.chunks(n * ROWS).zip(y.chunks(n * ROWS)).zip(to.chunks_mut(n * ROWS));
+    for ((grad, y), to) in rows {
+        let (mut grad, y) = (Tile::load(grad, n), Tile::load(y, n));
+        let sums = grad.products(&y).map(|sum| sum as f32);
+        grad.combine(&y, |grad, y, r| (grad - sums[r]) * y);
+        grad.store(to);
+    }
+}
+
+widest! {
     fn log_softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_log_softmax_backward
 }
 
@@ -248,5 +343,20 @@ fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
     let sum = sum(grad.len(), |i| unsafe { at(grad, i) }) as f32;
     for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
         *to = grad - exp(*y) * sum;
+    }
+}
+
+widest! {
+    fn log_softmax_backward_rows(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_log_softmax_backward_short
+}
+
+#[inline(always)]
+fn run_log_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) {
+    let rows = grad.chunks(n * ROWS).zip(y.chunks(n * ROWS)).zip(to.chunks_mut(n * ROWS));
+    for ((grad, y), to) in rows {
+        let (mut grad, y) = (Tile::load(grad, n), Tile::load(y, n));
+        let sums = grad.sums(|x, _| f64::from(x)).map(|sum| sum as f32);
+        grad.combine(&y, |grad, y, r| grad - exp(y) * sums[r]);
+        grad.store(to);
     }
 }

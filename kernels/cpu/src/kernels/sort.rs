@@ -12,6 +12,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::reduce::sums;
 use crate::kernels::scratch::room;
+use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
 use crate::kernels::softmax::larger;
 use crate::kernels::{SMALL, contiguous, count, dimension, each_row, int, is_contiguous, output};
 use crate::widest::widest;
@@ -82,7 +83,8 @@ fn extremes<T: Element>(
 ) -> Option<Kernel> {
     let all = outer * inner;
     let has_values = values.is_some();
-    if n == 0 || all == 0 || count(&positions.sizes) != all || all * n > SMALL {
+    let is_short = inner == 1 && n < LONG;
+    if n == 0 || all == 0 || count(&positions.sizes) != all || !is_short && all * n > SMALL {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
@@ -180,12 +182,24 @@ fn values(
 ) -> Option<Kernel> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     let [outer, n, inner] = sums::split(&x.sizes, &sums::dims(call, x.sizes.len())?)?;
-    let fits = count(&y.sizes) == outer * inner && count(&x.sizes) <= SMALL;
+    let is_short = inner == 1 && n < LONG && outer > 1;
+    let fits = count(&y.sizes) == outer * inner && (is_short || count(&x.sizes) <= SMALL);
     if y.mem != Mem::F32 || x.sizes.contains(&0) || !fits {
         return None;
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
+        if is_short {
+            each_range(host, [outer, n], 1, &|begin, end| {
+                // SAFETY: the input has `outer` rows of `n` elements, the output one element for each; one thread alone
+                // writes each.
+                let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
+                for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
+                    y.copy_from_slice(&Tile::load(x, n).folded(&better)[..y.len()]);
+                }
+            });
+            return true;
+        }
         each_row(host, outer, n * inner, &|begin, end| {
             for i in begin..end {
                 // SAFETY: the input has `outer` matrices of `n * inner` elements, the output `outer` rows of `inner`; one

@@ -8,7 +8,8 @@ use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
-use crate::kernels::reduce::sums::{BLOCK, products, sum, sum_rows};
+use crate::kernels::reduce::sums::{BLOCK, products, short_sums, sum, sum_rows};
+use crate::kernels::short_rows::LONG;
 use crate::tiles::group::{Lane, Shared};
 use tandem_executor::host::HostKernels;
 use tandem_executor::plan::{Draft, Ending, Feed, RowShape, Slot};
@@ -71,7 +72,8 @@ impl Summed {
             return false;
         }
         let shared = Shared(data);
-        let block = |at: usize, n: usize| {
+        // Computes elements `at..at + n` and calls `with` with the summands and the factors.
+        let compute = |at: usize, n: usize, with: &mut dyn FnMut(&[f32], Option<&[f32]>)| {
             let shared = &shared;
             let mut values = [MaybeUninit::<f32>::uninit(); BLOCK];
             let mut data: SmallVec<[*mut u8; 16]> = SmallVec::from_slice(shared.0);
@@ -85,15 +87,22 @@ impl Summed {
                 self.lane.run(&data, params, at, at + n);
                 let values =
                     |slot: usize| std::slice::from_raw_parts(data[slot].cast::<f32>().wrapping_add(at), n);
-                match self.times {
-                    Some(times) => products(values(self.from), values(times)),
-                    None => sum(values(self.from)),
-                }
+                with(values(self.from), self.times.map(values));
             }
         };
         // SAFETY: the window of the sums has an address and an element per row, and nobody else uses it.
         let to = unsafe { std::slice::from_raw_parts_mut(data[self.to].cast::<f32>(), self.rows.rows) };
-        sum_rows(host, to, &self.rows, &block);
+        if self.rows.rows > 1 && self.rows.n < LONG && self.times.is_none() {
+            short_sums(host, to, &self.rows, &|at, n, with| compute(at, n, &mut |x, _| with(x)));
+        } else {
+            sum_rows(host, to, &self.rows, &|at, n| {
+                let mut sum_of_block = 0.0;
+                compute(at, n, &mut |x, times| {
+                    sum_of_block = times.map_or_else(|| sum(x), |times| products(x, times));
+                });
+                sum_of_block
+            });
+        }
         true
     }
 }

@@ -7,8 +7,9 @@ use tandem_tracegraph::node::Outputs;
 use crate::kernels::accumulate::{products, sum, wide_sum};
 use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::reduce::sums;
+use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, each_range};
 use crate::kernels::softmax::at;
-use crate::kernels::{contiguous, count, each_row, output};
+use crate::kernels::{contiguous, count, output};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
@@ -37,6 +38,7 @@ fn reduced(
     param: Option<Param>,
     is_possible: fn(f64) -> bool,
     row: impl Fn(&[f32], f64, &mut f32) + Send + Sync + 'static,
+    short: impl Fn(&[f32], usize, f64, &mut [f32]) + Send + Sync + 'static,
 ) -> Kernel {
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let number = params.first().map_or(1.0, |bits| f64::from_bits(*bits));
@@ -44,13 +46,14 @@ fn reduced(
             return false;
         }
         let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
-        each_row(host, rows, n * 2, &|begin, end| {
-            for i in begin..end {
-                // SAFETY: the input has `rows` rows of `n` elements, the output one element for each; one thread alone
-                // writes each.
-                let (x, y) = unsafe { (x.read(i * n, n), y.slice(i, 1)) };
-                row(x, number, &mut y[0]);
+        each_range(host, [rows, n], 2, &|begin, end| {
+            // SAFETY: the input has `rows` rows of `n` elements, the output one element for each; one thread alone
+            // writes each.
+            let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
+            if n < LONG {
+                return short(x, n, number, y);
             }
+            x.chunks_exact(n).zip(y).for_each(|(x, y)| row(x, number, y));
         });
         true
     };
@@ -67,15 +70,27 @@ pub fn deviation(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     spread(call, outputs, f64::sqrt)
 }
 
+/// Kernel of a number that follows from the sum of a row's squared distances from its mean, divided by its length
+/// without the correction.
 fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<Kernel> {
     let given = !matches!(call.args.get(2)?, Arg::None);
     let correction = given.then_some(Param::Number(2, 0, Ty::F64));
+    let of_squares = move |squares: f64, n: usize, correction: f64| {
+        stored(squares / (n as f64 - correction).max(0.0)) as f32
+    };
     let row = move |x: &[f32], correction: f64, y: &mut f32| {
         let mut squares = 0.0;
         squares_about_mean(x, &mut squares);
-        *y = stored(squares / (x.len() as f64 - correction).max(0.0)) as f32;
+        *y = of_squares(squares, x.len(), correction);
     };
-    Some(reduced(parts(call, outputs, 1)?, correction, |_| true, row))
+    let short = move |x: &[f32], n: usize, correction: f64, y: &mut [f32]| {
+        for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
+            let mut squares = [0.0; ROWS];
+            short_squares_about_mean(x, n, &mut squares);
+            y.iter_mut().zip(squares).for_each(|(y, squares)| *y = of_squares(squares, n, correction));
+        }
+    };
+    Some(reduced(parts(call, outputs, 1)?, correction, |_| true, row, short))
 }
 
 widest! {
@@ -94,11 +109,27 @@ fn run_squares_about_mean(x: &[f32], to: &mut f64) {
     });
 }
 
+widest! {
+    /// Stores, for each of up to [`ROWS`] rows of `n` elements, the sum of the squares of their distances from the mean.
+    fn short_squares_about_mean(x: &[f32], n: usize, to: &mut Lanes<f64>) => run_short_squares_about_mean
+}
+
+#[inline(always)]
+fn run_short_squares_about_mean(x: &[f32], n: usize, to: &mut Lanes<f64>) {
+    let tile = Tile::load(x, n);
+    let mean = tile.sums(|x, _| f64::from(x)).map(|sum| sum / n as f64);
+    *to = tile.sums(|x, r| {
+        let distance = f64::from(x) - mean[r];
+        distance * distance
+    });
+}
+
 /// `linalg_vector_norm(self, ord, dim, keepdim, dtype)` of order 2.
 pub fn vector_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let order = Some(Param::Number(1, 0, Ty::F64));
     let row = |x: &[f32], _: f64, y: &mut f32| root_of_squares(x, y);
-    Some(reduced(parts(call, outputs, 2)?, order, |order| order == 2.0, row))
+    let short = |x: &[f32], n: usize, _: f64, y: &mut [f32]| short_roots_of_squares(x, n, y);
+    Some(reduced(parts(call, outputs, 2)?, order, |order| order == 2.0, row, short))
 }
 
 widest! {
@@ -110,4 +141,17 @@ fn run_root_of_squares(x: &[f32], y: &mut f32) {
     // SAFETY: `i < x.len()`.
     let x_at = |i: usize| unsafe { at(x, i) };
     *y = products(x.len(), x_at, x_at).sqrt() as f32;
+}
+
+widest! {
+    fn short_roots_of_squares(x: &[f32], n: usize, y: &mut [f32]) => run_short_roots_of_squares
+}
+
+#[inline(always)]
+fn run_short_roots_of_squares(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
+        let tile = Tile::load(x, n);
+        let roots = tile.products(&tile).map(|squares| squares.sqrt() as f32);
+        y.copy_from_slice(&roots[..y.len()]);
+    }
 }

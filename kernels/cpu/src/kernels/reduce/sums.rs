@@ -7,6 +7,7 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
 use crate::kernels::softmax::at;
 use crate::kernels::{accumulate, contiguous, count, each_row, is_contiguous, output};
 use crate::widest::widest;
@@ -21,7 +22,7 @@ pub const BLOCK: usize = 4096;
 const SHORT: usize = 16;
 /// Number of columns, and of rows of them, that are added at a time.
 const COLUMNS: usize = 256;
-const ROWS: usize = 4;
+const COLUMN_ROWS: usize = 4;
 
 /// Sizes as `[outer, summed, inner]`; `None` if the summed dimensions are not adjacent.
 pub(in crate::kernels) fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
@@ -76,11 +77,20 @@ fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
         if inner == 1 {
             // SAFETY: `to` is the window of the output, which has `outer` elements that only this call uses.
             let result = unsafe { to.slice(0, outer) };
-            let block = |at: usize, n: usize| {
-                // SAFETY: `sum_rows` asks for ranges of the input's `outer * summed` elements, which are not written.
-                sum(unsafe { from.read(at, n) })
-            };
-            sum_rows(host, result, &RowShape { rows: outer, n: summed, by }, &block);
+            let shape = RowShape { rows: outer, n: summed, by };
+            if outer > 1 && summed < LONG {
+                short_sums(host, result, &shape, &|at, n, with| {
+                    // SAFETY: `short_sums` asks for ranges of the input's `outer * summed` elements, which are not
+                    // written.
+                    with(unsafe { from.read(at, n) });
+                });
+            } else {
+                let block = |at: usize, n: usize| {
+                    // SAFETY: `sum_rows` asks for ranges of the input's elements, which are not written.
+                    sum(unsafe { from.read(at, n) })
+                };
+                sum_rows(host, result, &shape, &block);
+            }
         } else {
             // SAFETY: `parts` checked that the windows are contiguous and have these sizes.
             unsafe { columns(host, from, to, [outer, summed, inner], by) };
@@ -214,6 +224,39 @@ pub fn sum_rows(
     }
 }
 
+/// Computes the sum of each short row. `elements(at, count, with)` calls `with` with `count` elements from element `at`
+/// on, at most [`BLOCK`] of whole rows.
+pub fn short_sums(
+    host: &dyn HostKernels,
+    to: &mut [f32],
+    &RowShape { rows, n, by }: &RowShape,
+    elements: &(dyn Fn(usize, usize, &mut dyn FnMut(&[f32])) + Sync),
+) {
+    let sums = Shared(to.as_mut_ptr());
+    each_range(host, [rows, n], 1, &|begin, end| {
+        // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are disjoint.
+        let sums = unsafe { sums.slice(begin, end - begin) };
+        let at_a_time = BLOCK / n;
+        for (i, sums) in sums.chunks_mut(at_a_time).enumerate() {
+            let at = (begin + i * at_a_time) * n;
+            elements(at, sums.len() * n, &mut |x| short_row_sums(x, n, by, sums));
+        }
+    });
+}
+
+widest! {
+    /// Computes sums of rows of `n` elements, times `by`.
+    fn short_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) => run_short_row_sums
+}
+
+#[inline(always)]
+fn run_short_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) {
+    for (x, to) in x.chunks(n * ROWS).zip(to.chunks_mut(ROWS)) {
+        let sums = Tile::load(x, n).sums(|x, _| f64::from(x)).map(|sum| (sum * by) as f32);
+        to.copy_from_slice(&sums[..to.len()]);
+    }
+}
+
 /// Computes sums over the middle one of three dimensions, times `by`.
 ///
 /// # Safety
@@ -308,9 +351,9 @@ unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to:
     let row = |i: usize| unsafe { std::slice::from_raw_parts(from.add(i * stride), n) };
     let mut sums = [0.0f64; COLUMNS];
     let sums = &mut sums[..n];
-    let whole = rows / ROWS * ROWS;
-    for first in (0..whole).step_by(ROWS) {
-        let rows: [&[f32]; ROWS] = std::array::from_fn(|i| row(first + i));
+    let whole = rows / COLUMN_ROWS * COLUMN_ROWS;
+    for first in (0..whole).step_by(COLUMN_ROWS) {
+        let rows: [&[f32]; COLUMN_ROWS] = std::array::from_fn(|i| row(first + i));
         for i in 0..n {
             sums[i] = rows.iter().fold(sums[i], |sum, row| sum + f64::from(row[i]));
         }

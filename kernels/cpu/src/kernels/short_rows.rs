@@ -1,0 +1,167 @@
+//! Rows of few elements. A kernel computes 16 of them at a time, each in a SIMD lane of its own, since code for one row
+//! would spend most of its time on calls and on filling vectors.
+//!
+//! The elements of a row are added in their order, as [`super::accumulate`] adds so few. Results are bitwise those of a
+//! kernel for one row.
+
+use crate::kernels::each_row;
+use tandem_executor::host::HostKernels;
+
+/// Number of elements from which a row is no longer short.
+pub const LONG: usize = 16;
+/// Number of rows that are computed at a time.
+pub const ROWS: usize = 16;
+
+/// An element, or a result, of each row.
+pub type Lanes<T = f32> = [T; ROWS];
+
+/// The elements of some rows, transposed.
+pub struct Tile {
+    elements: [Lanes; LONG],
+    n: usize,
+}
+
+impl Tile {
+    /// Loads up to [`ROWS`] rows of `n` elements, fewer than [`LONG`]. The lanes of missing rows are zero.
+    #[inline(always)]
+    pub fn load(rows: &[f32], n: usize) -> Tile {
+        assert!(n < LONG && rows.len() <= n * ROWS, "the rows are not short");
+        let mut elements = [[0.0; ROWS]; LONG];
+        for (r, row) in rows.chunks_exact(n).enumerate() {
+            for (i, x) in row.iter().enumerate() {
+                elements[i][r] = *x;
+            }
+        }
+        Tile { elements, n }
+    }
+
+    /// Stores the rows that there is room for.
+    #[inline(always)]
+    pub fn store(&self, rows: &mut [f32]) {
+        for (r, row) in rows.chunks_exact_mut(self.n).enumerate() {
+            for (i, x) in row.iter_mut().enumerate() {
+                *x = self.elements[i][r];
+            }
+        }
+    }
+
+    /// The elements of all rows, one place of the rows after the other.
+    #[inline(always)]
+    pub fn places(&self) -> &[Lanes] {
+        &self.elements[..self.n]
+    }
+
+    /// Replaces each element `x` of lane `r` by `value(x, r)`.
+    #[inline(always)]
+    pub fn update(&mut self, value: impl Fn(f32, usize) -> f32) {
+        for lanes in &mut self.elements[..self.n] {
+            for (r, x) in lanes.iter_mut().enumerate() {
+                *x = value(*x, r);
+            }
+        }
+    }
+
+    /// Replaces each element `x` of lane `r` by `value(x, y, r)`, where `y` is the other tile's element.
+    #[inline(always)]
+    pub fn combine(&mut self, other: &Tile, value: impl Fn(f32, f32, usize) -> f32) {
+        for (lanes, others) in self.elements[..self.n].iter_mut().zip(other.places()) {
+            for (r, (x, y)) in lanes.iter_mut().zip(others).enumerate() {
+                *x = value(*x, *y, r);
+            }
+        }
+    }
+
+    /// Sums of `value(x, r)` over the elements `x` of each row `r`.
+    #[inline(always)]
+    pub fn sums(&self, value: impl Fn(f32, usize) -> f64) -> Lanes<f64> {
+        let mut sums = [0.0; ROWS];
+        for lanes in self.places() {
+            for (r, (sum, x)) in sums.iter_mut().zip(lanes).enumerate() {
+                *sum += value(*x, r);
+            }
+        }
+        sums
+    }
+
+    /// Sums of the products of both tiles' elements.
+    #[inline(always)]
+    pub fn products(&self, other: &Tile) -> Lanes<f64> {
+        let mut sums = [0.0; ROWS];
+        for (a, b) in self.places().iter().zip(other.places()) {
+            for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+                *sum += f64::from(*a) * f64::from(*b);
+            }
+        }
+        sums
+    }
+
+    /// What `better` makes of the elements of each row, one after the other.
+    #[inline(always)]
+    pub fn folded(&self, better: impl Fn(f32, f32) -> f32) -> Lanes {
+        let mut best = self.elements[0];
+        for lanes in &self.places()[1..] {
+            for (best, x) in best.iter_mut().zip(lanes) {
+                *best = better(*best, *x);
+            }
+        }
+        best
+    }
+}
+
+/// Calls `body` with ranges of `rows` rows of `n` elements, on several threads if there are enough. Ranges of short rows
+/// begin at multiples of [`ROWS`]. `cost` is the number of additions that an element takes.
+pub fn each_range(
+    host: &dyn HostKernels,
+    [rows, n]: [usize; 2],
+    cost: usize,
+    body: &(dyn Fn(usize, usize) + Sync),
+) {
+    let at_a_time = if n < LONG { ROWS } else { 1 };
+    let ranges = rows.div_ceil(at_a_time);
+    each_row(host, ranges, n * cost * at_a_time, &|begin, end| {
+        body(begin * at_a_time, rows.min(end * at_a_time))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::accumulate;
+
+    fn values() -> impl Strategy<Value = (usize, Vec<f32>)> {
+        let element = prop_oneof![
+            8 => -1e3f32..1e3,
+            1 => Just(-0.0),
+            1 => Just(f32::INFINITY),
+            1 => Just(f32::NEG_INFINITY),
+            1 => Just(f32::NAN)
+        ];
+        (1..LONG, 1..=ROWS)
+            .prop_flat_map(move |(n, rows)| (Just(n), proptest::collection::vec(element.clone(), n * rows)))
+    }
+
+    proptest! {
+        #[test]
+        fn rows_are_stored_as_they_were_loaded((n, x) in values()) {
+            let mut y = vec![1.0; x.len()];
+            Tile::load(&x, n).store(&mut y);
+            prop_assert_eq!(
+                x.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+                y.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
+            );
+        }
+
+        #[test]
+        fn sums_have_the_bits_of_sums_of_single_rows((n, x) in values()) {
+            let tile = Tile::load(&x, n);
+            let (sums, products) = (tile.sums(|x, _| f64::from(x)), tile.products(&tile));
+            for (r, row) in x.chunks_exact(n).enumerate() {
+                let bits = |sum: f64| if sum.is_nan() { f64::NAN.to_bits() } else { sum.to_bits() };
+                prop_assert_eq!(bits(sums[r]), bits(accumulate::sum(n, |i| row[i])));
+                prop_assert_eq!(bits(products[r]), bits(accumulate::products(n, |i| row[i], |i| row[i])));
+            }
+        }
+    }
+}
