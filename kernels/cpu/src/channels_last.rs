@@ -33,7 +33,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The other one.
+    /// The order that is not this one.
     pub fn other(self) -> Order {
         match self {
             Order::RowMajor => Order::ChannelsLast,
@@ -41,8 +41,8 @@ impl Order {
         }
     }
 
-    /// The order of the elements of a dense tensor; `None` if it is neither. A tensor with one channel or one pixel is
-    /// row-major.
+    /// The order of the elements of a dense tensor; `None` if the tensor has neither order. A tensor with one channel
+    /// or one pixel is row-major.
     pub fn of(sizes: &[i64], strides: &[i64]) -> Option<Order> {
         if is_contiguous(sizes, strides) {
             return Some(Order::RowMajor);
@@ -87,11 +87,12 @@ impl Planes {
         (self.len() * size_of::<f32>()) as u64
     }
 
-    /// Copies a tensor to memory where its elements are in the other order, which is `to_order`.
+    /// Copies a tensor to memory in which its elements are in the other order, `to_order`.
     ///
     /// # Safety
-    /// `from` and `to` point to as many floats as the tensor has, which do not overlap. During the call, nobody else
-    /// writes those of `from` or uses those of `to`.
+    /// - `from` and `to` point to as many floats as the tensor has.
+    /// - The floats at `from` and at `to` do not overlap.
+    /// - During the call, nobody else writes the floats at `from` or uses the floats at `to`.
     pub unsafe fn reorder(self, host: &dyn HostKernels, from: *const f32, to: *mut f32, to_order: Order) {
         let Planes { images, channels, pixels } = self;
         let [rows, columns] = match to_order {
@@ -121,8 +122,8 @@ impl Planes {
     }
 }
 
-/// Splits adjacent channels into strips of `widest`, 16, 8, 4 or 1, as few as possible: the first channel and the number of
-/// channels of each.
+/// Splits adjacent channels into as few strips of `widest`, 16, 8, 4 or 1 channels as possible. Returns the first
+/// channel and the number of channels of each strip.
 pub fn strips(channels: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = 0;
     std::iter::from_fn(move || {
@@ -141,7 +142,8 @@ with_vectors! {
     /// rows]`.
     ///
     /// # Safety
-    /// `from` points to the first of these columns and `to` to `width * rows` elements; nobody else uses `to`.
+    /// - `from` points to the first of these columns.
+    /// - `to` points to `width * rows` elements, which nobody else uses.
     unsafe fn transpose(from: *const f32, to: *mut f32, sizes: [usize; 3]) => run_transpose
 }
 

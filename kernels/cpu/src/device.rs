@@ -87,8 +87,8 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Computes a call whose outputs are known. Returns the contents of its new storages, or `None` if PyTorch's kernel
-    /// has to run, for which the call's storages have been replaced by buffers.
+    /// Computes a call whose outputs are known. Returns the contents of its new storages. Returns `None` if PyTorch's
+    /// kernel has to run; the call's storages have then been replaced by buffers.
     fn compute(
         &mut self,
         implementation: &Implementation,
@@ -114,11 +114,11 @@ impl CpuDevice {
             }
             // SAFETY: `resolve` named live buffers, which only this call uses now.
             Implementation::Drawn(draw) => unsafe { draw(call, host) },
-            // An input may be fed the buffer that the other one's storage has.
+            // One input may be fed the buffer of the other input's storage.
             Implementation::Copy if same_memory(&call.inputs[0], &call.inputs[1]) => false,
             Implementation::Copy => {
-                // SAFETY: `resolve` named live buffers, which only this call uses now, and the choice of a copy says
-                // that it copies bytes.
+                // SAFETY: `resolve` named live buffers, which only this call uses now. A copy was chosen because the
+                // call copies bytes.
                 unsafe { implementation::copy(call, host) };
                 true
             }
@@ -313,8 +313,8 @@ impl CpuDevice {
     }
 }
 
-/// Bytes that a storage has after a call that resizes it, 0 if the call does not. The program knows the new size even if the
-/// call fails.
+/// Size in bytes that a call resizes a storage to; 0 if it does not resize the storage. The program knows the new size
+/// even if the call fails.
 fn resized_bytes(call: &Call<'_>, variant: &Variant, id: StorageId) -> u64 {
     let resized = variant.outputs.resized.iter().filter_map(|change| {
         let input = &call.inputs[change.input as usize];
@@ -519,8 +519,8 @@ impl Device for CpuDevice {
         let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
         let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
         // SAFETY: the plan compiled the group for these slots. `needed` and `fresh` storages have buffers, which only
-        // this thread and the ones helping it use now; the planner groups only ops whose windows do not overlap
-        // otherwise.
+        // this thread and the threads that help it use now. The planner groups only ops whose windows do not overlap,
+        // unless they are the same window.
         unsafe { form.map_or(&fused.group.work, |form| &form.work).run(host, &data, &params) }
     }
 
@@ -535,8 +535,9 @@ impl CpuDevice {
         CallFailure::Raised(unnamed("allocate", Cause::Kernel(Exception::adopt(error, self.host))))
     }
 
-    /// Whether a group is to run in its form for channels-last contents: these tensors fill their storages, and the form
-    /// is preferred or fewer bytes have to be reordered for it than for the other.
+    /// Whether a group is to run in its form for channels-last contents. The tensors of this form must fill their
+    /// storages. In addition, the form must be preferred, or at least half of their bytes must be channels last
+    /// already.
     fn suits(&self, form: &OnChannelsLast<Work>, run: &GroupRun<'_, '_, Group>) -> bool {
         let (mut last, mut row_major) = (0, 0);
         for (slot, planes) in run.fused.group.slots.iter().zip(&form.planes) {

@@ -164,8 +164,8 @@ impl Pool {
         Pool(Mutex::new(Rank::Pool, None))
     }
 
-    /// Allocates at least `bytes` undefined bytes, aligned to 64. `None` if there is no memory, or if the size is
-    /// not the pool's to serve.
+    /// Allocates at least `bytes` undefined bytes, aligned to 64. `None` if there is no memory, or if the pool does not
+    /// serve this size.
     pub fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
         if bytes < SMALLEST || bytes > isize::MAX as usize / 2 {
             return None;
@@ -227,7 +227,7 @@ impl Pool {
         self.0.lock().as_ref().map_or([0; 3], |b| [b.asked_bytes, b.most_bytes, b.free_bytes])
     }
 
-    /// Resets the largest number of requested bytes to the current one.
+    /// Resets the largest number of requested bytes in use to the current number.
     pub fn count_anew(&self) {
         if let Some(blocks) = self.0.lock().as_mut() {
             blocks.most_bytes = blocks.asked_bytes;

@@ -12,8 +12,8 @@ use crate::shared::Shared;
 use crate::widest::widest;
 use tandem_executor::host::{HostKernels, Mt19937, temper};
 
-/// Function that computes a call by drawing from PyTorch's generator. Returns false, having drawn nothing, if PyTorch's
-/// kernel has to run. The requirements are those of [`HostKernels::call`].
+/// Function that computes a call by drawing from PyTorch's generator. If PyTorch's kernel has to run, it returns false
+/// and draws nothing. Its requirements are the same as those of [`HostKernels::call`].
 pub type Draw = unsafe fn(&Call<'_>, &dyn HostKernels) -> bool;
 
 /// Mask of the bits of the first word that are used: the upper 21 of 53.
@@ -95,7 +95,8 @@ pub unsafe fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     unsafe { host.draw(generator, &mut |twister| bernoulli(twister, *p, out)) }
 }
 
-/// The smallest 53-bit number for which the element is zero, as the two words that are compared with it.
+/// The smallest 53-bit number for which the element is zero, as two words: the first and the second word of an element
+/// are compared with them.
 #[derive(Clone, Copy)]
 struct Threshold {
     high: u32,

@@ -18,7 +18,7 @@ pub enum Contents {
     Undefined(u64),
     /// The storage has a buffer.
     Ready(Buffer),
-    /// The storage has a buffer in which a tensor of these sizes, which fills it, is channels last.
+    /// The storage has a buffer that a tensor of these sizes fills. The tensor is channels last.
     ChannelsLast(Buffer, Planes),
     /// The op that would have written the storage failed. The number is the storage's size in bytes.
     Poisoned(Arc<Failure>, u64),
@@ -35,7 +35,7 @@ pub enum Absent {
 }
 
 impl Contents {
-    /// The contents in a buffer, with its tensor of the sizes `planes` channels last if there are such.
+    /// The contents in a buffer. If `planes` is given, the buffer has a channels-last tensor of these sizes.
     pub fn of(buffer: Buffer, planes: Option<Planes>) -> Contents {
         match planes {
             None => Contents::Ready(buffer),
@@ -86,8 +86,8 @@ impl Storages {
         self.ordered(id, None)
     }
 
-    /// The buffer of a storage, with its tensor of the sizes `planes` channels last, or in row-major order if `planes`
-    /// is `None`. Allocates the buffer if the storage's bytes are undefined.
+    /// The buffer of a storage. Its contents are a channels-last tensor of the sizes `planes`, or are in row-major
+    /// order if `planes` is `None`. Allocates the buffer if the storage's bytes are undefined.
     pub fn ordered(&mut self, id: StorageId, planes: Option<Planes>) -> Result<&Buffer, Absent> {
         match self.get(id) {
             Contents::Undefined(nbytes) => {

@@ -1,7 +1,7 @@
-//! The table of the CPU's kernels: which operators have one of Tandem's, and how a call of it is made.
+//! The table of Tandem's kernels for the CPU: the operators that have one, and the function that makes a call's kernel.
 //!
-//! An operator without a row is computed by its expression ([`tandem_executor::ops::pointwise`]) or by PyTorch's kernel.
-//! [`tandem_executor::ops::names`] says how names are looked up.
+//! An operator without a row is computed by its expression ([`tandem_executor::ops::pointwise`]) or by PyTorch's
+//! kernel. [`tandem_executor::ops::names`] says how names are looked up.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -22,11 +22,11 @@ type MakeRowSums = fn(&Call<'_>, &Outputs) -> Option<RowSums>;
 struct Row {
     /// Names, separated by spaces.
     names: &'static str,
-    /// Kernel for overloads that write no argument, or their first one alone.
+    /// Kernel for overloads that write no argument, or only their first argument.
     kernel: Option<MakeKernel>,
     /// Kernel that draws from PyTorch's generator. Applies to exactly the named overloads.
     draw: Option<Draw>,
-    /// Applies to exactly the named overloads.
+    /// The call as sums over rows. Applies to exactly the named overloads.
     row_sums: Option<MakeRowSums>,
 }
 
@@ -167,12 +167,12 @@ static TABLE: &[Row] = &[
 
 static BY_NAME: LazyLock<ByName<Row>> = LazyLock::new(|| ByName::new(TABLE, |row| row.names));
 
-/// The kernel of an operator, for overloads that write no argument, or their first one alone.
+/// The kernel of an operator, for overloads that write no argument, or only their first argument.
 pub(crate) fn kernel_of(name: &str) -> Option<MakeKernel> {
     BY_NAME.find(name, |row| row.kernel)
 }
 
-/// The kernel that draws from PyTorch's generator.
+/// The operator's kernel that draws from PyTorch's generator.
 pub(crate) fn draw_of(name: &str) -> Option<Draw> {
     BY_NAME.exact(name, |row| row.draw)
 }

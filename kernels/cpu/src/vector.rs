@@ -117,8 +117,8 @@ vector!(
     transpose_256
 );
 
-/// Transposes each 4x4 block of four rows that lies in one 128-bit part of the vectors. Afterwards, part `p` of row
-/// `4 * i + j` has the elements `4 * p + j` of the rows `4 * i..4 * i + 4`.
+/// Transposes each block of 4x4 elements of the vectors: four rows in one 128-bit part. Afterwards, part `p` of row `4
+/// * i + j` has the elements `4 * p + j` of the rows `4 * i..4 * i + 4`.
 #[cfg(target_arch = "x86_64")]
 macro_rules! transpose_parts {
     ($rows:ident, $lanes:literal, $low:ident, $high:ident, $low2:ident, $high2:ident, $wide:ident, $narrow:ident) => {

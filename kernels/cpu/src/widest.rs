@@ -1,4 +1,4 @@
-//! Loops compiled for several widths of SIMD units; the widest that the CPU supports runs.
+//! Loops compiled for several widths of SIMD units. The version for the widest units of the CPU runs.
 
 /// SIMD units of a CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

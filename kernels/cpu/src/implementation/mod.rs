@@ -1,8 +1,8 @@
 //! The choice of the kernel that computes a call, made in one place for traced and for co-executed calls.
 //!
-//! Both phases must have the same bits. What is chosen therefore depends on the operator and on the metadata of the
-//! call and of its outputs alone. Where only PyTorch's kernel knows the outputs' metadata, it runs first in a traced
-//! call, and Tandem's kernel then writes the values.
+//! Both phases must have the same bits. The choice therefore depends on the operator and on the metadata of the call
+//! and of its outputs alone. If only PyTorch's kernel knows the outputs' metadata, it runs first in a traced call, and
+//! Tandem's kernel then writes the values.
 
 mod acceptance;
 mod native;
@@ -29,11 +29,11 @@ pub use rule::Rule;
 /// Largest number of kernels that are kept for traced calls, and of kinds of calls known to be accepted or refused.
 const MAX_TRACED: usize = 1 << 14;
 
-/// What computes a call.
+/// The kernel that computes a call.
 pub enum Implementation {
-    /// Tandem's kernel. PyTorch's kernel runs if this one refuses the call when it runs.
+    /// Tandem's kernel. It may refuse the call when it runs, and PyTorch's kernel then runs.
     Native(Arc<Native>),
-    /// Tandem's kernel that draws from PyTorch's generator. It can refuse the call, too.
+    /// Tandem's kernel that draws from PyTorch's generator. It may refuse the call, too.
     Drawn(Draw),
     /// A copy of bytes.
     Copy,
@@ -41,7 +41,7 @@ pub enum Implementation {
     Host,
 }
 
-/// Where a call comes from: its kernel is kept by this.
+/// The origin of a call, by which its kernel is kept.
 #[derive(Clone, Copy)]
 pub enum Site {
     /// A variant of a node of the TraceGraph.
@@ -52,9 +52,11 @@ pub enum Site {
 
 /// The kernels that have been compiled, by variant and by traced call.
 pub struct Implementations {
-    /// Rule per operator: not looked up yet, none, or the rule.
+    /// Rule of each operator. The outer `None` stands for an operator that has not been looked up, the inner `None` for
+    /// an operator without a rule.
     rules: Vec<Option<Option<Rule>>>,
-    /// Kernel per node and variant: not looked up yet, none, or the kernel.
+    /// Kernel of each variant of each node. The outer `None` stands for a variant that has not been looked up, the
+    /// inner `None` for a variant without a kernel.
     variants: Vec<Vec<Option<Option<Arc<Native>>>>>,
     traced: FxHashMap<Signature, Option<Arc<Native>>>,
     /// Whether PyTorch accepts calls of a kind and returns outputs with the dtypes that the rule expects.
@@ -104,7 +106,7 @@ impl Implementations {
         self.rule(call.op)?.outputs(call)
     }
 
-    /// What computes a call with these outputs.
+    /// Chooses the kernel that computes a call with these outputs.
     pub fn choose(&mut self, site: Site, call: &Call<'_>, outputs: &Outputs) -> Implementation {
         if !call.numbers_fit {
             return Implementation::Host;
@@ -171,12 +173,13 @@ impl Implementations {
         found
     }
 
-    /// Compiles a call's kernel if PyTorch accepts such calls. `None` if there was no memory to find out.
+    /// Compiles a call's kernel if PyTorch accepts calls of this kind. The outer `None` means that there was no memory
+    /// to find this out.
     fn compiled(&mut self, call: &Call<'_>, outputs: &Outputs) -> Option<Option<Arc<Native>>> {
         let host = self.host;
         let Some(rule) = self.rule(call.op) else { return Some(None) };
-        // PyTorch's kernel must not run before this one, so a traced call of unknown outputs has PyTorch's bits. The
-        // co-executed call has them, too.
+        // PyTorch's kernel must not run in addition to such a kernel. If only PyTorch's kernel knows the outputs, it
+        // computes the traced call alone, so the co-executed call must have its bits, too.
         if rule.is_alone() && rule.outputs(call).is_none() {
             return Some(None);
         }

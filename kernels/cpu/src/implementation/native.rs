@@ -90,7 +90,7 @@ unsafe fn param_bits(param: Param, call: &Call<'_>, host: &dyn HostKernels) -> u
     }
 }
 
-/// Whether a call of `copy_` copies the bytes of a dense tensor to one with the same strides, as most fetches do.
+/// Whether a call of `copy_` copies the bytes of a dense tensor to a tensor with the same strides, as most fetches do.
 pub fn copies_bytes(call: &Call<'_>) -> bool {
     let [to, from] = &call.inputs[..] else { return false };
     let has_bytes = |input: &Input<'_>| {
@@ -156,10 +156,10 @@ pub unsafe fn run(
     };
     let data: SmallVec<[*mut u8; 8]> = native.slots.iter().map(begin).collect();
     let params: SmallVec<[u64; 8]> = {
-        // SAFETY: the call's host tensors are alive, as all that it names.
+        // SAFETY: everything that the call names is alive, and so are its host tensors.
         native.params.iter().map(|p| unsafe { param_bits(*p, call, host) }).collect()
     };
     // SAFETY: `data` are the addresses of the computation's windows, which are inside the call's storages and `made`.
-    // These outlive the call and are not shared, and what is written overlaps nothing else, or is the same window.
+    // These outlive the call and are not shared. A written window overlaps no other window, or is the same window.
     unsafe { work.run(host, &data, &params) }
 }

@@ -1,4 +1,4 @@
-//! What Tandem has for an operator: an expression of its elements, a kernel, or a way to draw.
+//! Tandem's implementation of an operator: an expression of its elements, a kernel, or a function that draws.
 
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
@@ -64,8 +64,8 @@ impl Rule {
         }
     }
 
-    /// Whether the windows of a call permit what is written of its inputs: elements may be computed in any order, and
-    /// a kernel reads no memory that it writes. `fresh` says that the call has new outputs.
+    /// Whether the windows of a call permit its writes to inputs: elements may be computed in any order, and a kernel
+    /// reads no memory that it writes. `fresh` says that the call has new outputs.
     pub fn permits(&self, call: &Call<'_>, fresh: bool) -> bool {
         match self {
             Rule::Kernel { in_place: true, .. } => first_is_alone(call),

@@ -57,7 +57,7 @@ pub fn arg_keys(call: &Call<'_>) -> SmallVec<[ArgKey; 6]> {
     call.args.iter().map(key).collect()
 }
 
-/// The key of where an input is.
+/// The key of the place where an input is.
 pub fn place_key(input: &Input<'_>) -> u8 {
     match input.place {
         Place::Absent => 0,

@@ -26,8 +26,9 @@ use tandem_executor::shapes::expanded;
 
 /// Number of queries of a block.
 const BLOCK: usize = 64;
-/// Maximum number of keys. Rows of scores that are longer leave the first-level cache between their passes, and
-/// PyTorch's tiles are faster by up to a tenth. With a causal mask the scores that are not computed make up for it.
+/// Maximum number of keys, without and with a causal mask. Longer rows of scores leave the first-level cache between
+/// their passes, and PyTorch's tiles are faster by up to a tenth. With a causal mask, the scores that are not computed
+/// make up for this.
 const MOST_KEYS: i64 = 768;
 const MOST_CAUSAL_KEYS: i64 = 1 << 14;
 /// Number of multiplications from which another thread is worth waking.
@@ -43,7 +44,8 @@ struct Matrices {
 }
 
 impl Matrices {
-    /// Adds a window of floats with these sizes to a kernel; `None` if it is another one.
+    /// Adds a window to a kernel. Returns `None` if the window does not have these sizes, its elements are not floats,
+    /// or its rows are not contiguous.
     fn of(window: Window, sizes: [i64; 4], windows: &mut Windows) -> Option<Matrices> {
         let [b, h, r, c] = <[i64; 4]>::try_from(&window.strides[..]).ok()?;
         let rows = sizes[2] == 1 || r >= sizes[3];
@@ -52,7 +54,7 @@ impl Matrices {
         fits.then(|| Matrices { window: windows.add(window), strides })
     }
 
-    /// Address of row `row` of the matrix of a head.
+    /// Address of row `row` in the matrix of a head.
     fn row(&self, data: Addresses<'_>, [batch, head]: [usize; 2], row: usize) -> Shared<f32> {
         let [b, h, r] = self.strides;
         let offset = batch as i64 * b + head as i64 * h + row as i64 * r;
@@ -65,7 +67,7 @@ impl Matrices {
     }
 }
 
-/// What forward and backward have in common: sizes, mask, and the numbers of the call.
+/// The sizes, the mask and the scale of a call, which the forward and the backward operator have in common.
 #[derive(Clone, Copy)]
 struct Attention {
     batch: usize,
@@ -73,16 +75,16 @@ struct Attention {
     queries: usize,
     keys: usize,
     width: usize,
-    /// Whether query `i` only meets keys up to `i`.
+    /// Whether query `i` attends to keys up to `i` only.
     is_causal: bool,
     /// Window of numbers that are added to the scores, and its strides, expanded to the scores' shape.
     mask: Option<(usize, [i64; 4])>,
-    /// Whether the scale is a number of the call; else it is the inverse root of the width.
+    /// Whether the scale is a number of the call. Otherwise it is 1 / sqrt(width).
     has_scale: bool,
 }
 
 impl Attention {
-    /// Parses the arguments that both operators have; `dropout` is the index of the first one after the tensors.
+    /// Parses the arguments that both operators have. `dropout` is the index of the first argument after the tensors.
     fn of(
         call: &Call<'_>,
         q: &Window,
@@ -113,7 +115,7 @@ impl Attention {
         Some(Attention { batch, heads, queries, keys, width, is_causal: *is_causal, mask, has_scale })
     }
 
-    /// Numbers that the kernel gets: the probability of dropout and, if it is given, the scale.
+    /// The kernel's parameters: the probability of dropout and, if it is given, the scale.
     fn params(&self, dropout: usize) -> smallvec::SmallVec<[Param; 2]> {
         let number = |arg: usize| Param::Number(arg as u32, 0, Ty::F64);
         let mut params = smallvec![number(dropout)];
@@ -121,19 +123,19 @@ impl Attention {
         params
     }
 
-    /// The scale; `None` if values are to be dropped, which PyTorch's kernel refuses.
+    /// The scale; `None` for a probability of dropout other than 0, which PyTorch's kernel refuses.
     fn scale(&self, params: &[u64]) -> Option<f64> {
         let given = params.get(1).map(|bits| f64::from_bits(*bits));
         (f64::from_bits(params[0]) == 0.0).then(|| given.unwrap_or(1.0 / (self.width as f64).sqrt()))
     }
 
-    /// Number of keys that a query block meets which ends at query `end`.
+    /// Number of keys that a block of queries attends to, if it ends before query `end`.
     fn met(&self, end: usize) -> usize {
         if self.is_causal { end.min(self.keys) } else { self.keys }
     }
 
-    /// Calls `body` with ranges of `0..items`. All items together take `count` products of the queries' and keys' sizes.
-    /// `body` returns false if there was no memory or no BLAS.
+    /// Calls `body` with ranges of `0..items`. `count` is the number of products of the queries' and keys' sizes that
+    /// all items together compute. Returns false if `body` does, for lack of memory or of a BLAS.
     fn each(
         &self,
         host: &dyn HostKernels,
@@ -157,11 +159,12 @@ impl Attention {
         done.into_inner()
     }
 
-    /// Stores the scores of queries `from..to` with the keys that they meet, one row of `keys` elements each. Scores of
-    /// keys that a query does not meet are not masked yet.
+    /// Stores the scores of queries `from..to`, one row of `keys` elements for each query. With a causal mask, the
+    /// scores of keys after a query are not masked yet.
     ///
     /// # Safety
-    /// The requirements are those of the kernel; `scores` has `BLOCK * keys` elements.
+    /// - The requirements of the kernel.
+    /// - `scores` has `BLOCK * keys` elements.
     unsafe fn scores(
         &self,
         (host, data): (&dyn HostKernels, Addresses<'_>),
@@ -275,7 +278,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                         c: y.operand(y.row(data, of, from), false),
                     };
                     let done = host.multiply(&product);
-                    // A row of the output is mostly shorter than one of scores.
+                    // A row of the output is usually shorter than a row of scores.
                     for (i, share) in (from..to).zip(shares) {
                         multiply(y.row(data, of, i).slice(0, it.width), share);
                     }
@@ -368,8 +371,9 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 const CHUNK: usize = 512;
 
 widest! {
-    /// Replaces scores by exponentials that are proportional to their softmax. Stores the factor of proportion and the
-    /// logarithm of the sum of the scores' exponentials. If all scores are `-inf`, all are 0, as in PyTorch's kernel.
+    /// Replaces scores by exponentials that are proportional to their softmax. `stats` receives the factor of
+    /// proportion and the logarithm of the sum of the scores' exponentials. If all scores are `-inf`, all exponentials
+    /// are 0, as in PyTorch's kernel.
     fn softmax(scores: &mut [f32], stats: &mut [f32; 2]) => run_softmax
 }
 
@@ -402,8 +406,8 @@ fn run_multiply(row: &mut [f32], by: f32) {
 }
 
 widest! {
-    /// Replaces a query's scores by their weights, and the gradients of its weights by those of its scores. `grad` and
-    /// `y` are the query's rows of the output's gradient and of the output.
+    /// Replaces a query's scores by their weights, and the gradients of the weights by the gradients of the scores.
+    /// `grad` and `y` are the query's rows of the output's gradient and of the output.
     fn gradients(scores: &mut [f32], slopes: &mut [f32], log_sum: f32, grad: &[f32], y: &[f32]) => run_gradients
 }
 
@@ -412,7 +416,7 @@ fn run_gradients(scores: &mut [f32], slopes: &mut [f32], log_sum: f32, grad: &[f
     for score in scores.iter_mut() {
         *score = weight(*score - log_sum);
     }
-    // The weight of a single key is constant. Its gradient would be what the roundings of two equal sums leave.
+    // The weight of a single key is constant, so its gradient is 0. The difference below would be a rounding error.
     if let [slope] = slopes {
         *slope = 0.0;
         return;

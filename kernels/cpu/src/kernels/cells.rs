@@ -37,13 +37,15 @@ fn made(outputs: &Outputs, number: usize, [rows, n]: [usize; 2]) -> Option<Windo
 /// Row `i` of a window of rows of `n` elements; an empty row if the window is absent.
 ///
 /// # Safety
-/// The window has these elements, and nobody writes them while the slice is in use.
+/// - The window has these elements.
+/// - Nobody writes the elements while the slice is in use.
 unsafe fn row<'a>(data: Addresses<'_>, window: Option<usize>, i: usize, n: usize) -> &'a [f32] {
     // SAFETY: the window has these elements, which this function requires.
     window.map_or(&[], |w| unsafe { data.of(w).read(i * n, n) })
 }
 
-/// A cell's forward pass: `gates` gates of `size` elements for each of the rows, and what is saved for the gradient.
+/// The kernel of a cell's forward pass. Each row has `gates` gates of as many elements as the state, and saves `saved`
+/// times as many elements for the gradient.
 fn forward(
     call: &Call<'_>,
     outputs: &Outputs,
@@ -99,23 +101,24 @@ struct Cell<'a> {
     /// Biases of the products; empty if there are none.
     input_bias: &'a [f32],
     hidden_bias: &'a [f32],
-    /// State of the cell (LSTM) or hidden state (GRU) before.
+    /// Previous state of the cell (LSTM) or previous hidden state (GRU).
     state: &'a [f32],
     /// New hidden state.
     new: &'a mut [f32],
     /// New state of the cell; empty in a GRU cell.
     cell: &'a mut [f32],
-    /// What the gradient needs.
+    /// Values that the gradient needs.
     work: &'a mut [f32],
 }
 
-/// `_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias, hidden_bias)`. Returns hidden state, cell state and
-/// workspace.
+/// `_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias, hidden_bias)`. Returns the hidden state, the
+/// cell's state and the workspace.
 pub fn lstm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     forward(call, outputs, 4, 4, lstm_row)
 }
 
-/// `_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias)`. Returns hidden state and workspace.
+/// `_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias)`. Returns the hidden state and the
+/// workspace.
 pub fn gru(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     forward(call, outputs, 3, 5, gru_row)
 }

@@ -40,10 +40,11 @@ impl Numbers {
         Some(Numbers { n, offsets: Some(offsets) })
     }
 
-    /// Reads the indices; `None` if one is out of range or there is no memory for them.
+    /// Reads the indices; `None` if an index is out of range or there is no memory for them.
     ///
     /// # Safety
-    /// `first` points to the window, which nobody writes while the indices are in use.
+    /// - `first` points to the window.
+    /// - Nobody writes the window while the indices are in use.
     pub(super) unsafe fn read<'a>(&self, first: Shared<i64>, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
         let numbers: Cow<'a, [i64]> = match &self.offsets {
             // SAFETY: the window is contiguous and has `n` elements, which nobody writes.
@@ -110,10 +111,13 @@ fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kerne
     Some(Kernel::new(smallvec![from, index, to], smallvec![], work))
 }
 
-/// Copies rows of `bytes` bytes, which are `BYTES` if that is not 0. Negative indices count from row `rows`.
+/// Copies rows of `bytes` bytes. `BYTES` is this number, or 0 if it is not known at compile time. Negative indices
+/// count from row `rows`.
 ///
 /// # Safety
-/// `from` has the rows that `index` names, and `to` a row per index. They do not overlap, and nobody else uses `to`.
+/// - `from` has the rows that `index` names, and `to` has a row per index.
+/// - `from` and `to` do not overlap.
+/// - Nobody else uses `to`.
 #[inline(always)]
 unsafe fn copy_rows<const BYTES: usize>(
     from: *const u8,

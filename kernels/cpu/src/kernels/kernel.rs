@@ -25,8 +25,8 @@ pub struct Kernel {
 
 impl Kernel {
     /// The kernel that calls `compute` with the addresses of `windows` and the bits of the numbers `params`. `compute`
-    /// writes the outputs. It returns false if PyTorch's kernel must run instead: to raise an error, or because there
-    /// was no memory for intermediate values. Only outputs may have been written by then.
+    /// writes the outputs. It returns false if PyTorch's kernel must run instead, to raise an error or for lack of
+    /// memory for intermediate values. In this case it may have written outputs, but nothing else.
     pub fn new(
         windows: SmallVec<[Window; 4]>,
         params: SmallVec<[Param; 2]>,
@@ -35,8 +35,9 @@ impl Kernel {
         Kernel { windows, params, work: Work(Box::new(compute)), on_channels_last: None }
     }
 
-    /// The kernel with a form for channels-last contents of the windows numbered in `of`, which are contiguous tensors
-    /// with these sizes. `compute` has the same results. If `preferred`, it runs whatever the order of the contents.
+    /// The kernel with a form for channels-last contents. `of` has the numbers of the windows that are channels last,
+    /// which are contiguous tensors with these sizes. `compute` has the same results as the kernel. If `preferred`, it
+    /// runs whatever the order of the contents.
     pub fn or_channels_last(
         mut self,
         of: &[(usize, Planes)],
@@ -61,9 +62,10 @@ impl Work {
     /// instead; only outputs may have been written then.
     ///
     /// # Safety
-    /// `addresses` are those of the first elements of the kernel's windows, in the kernel's order. All elements of the
-    /// windows are in live memory. Until the function returns, nobody else writes the windows or reads those that the
-    /// kernel writes, and these overlap no other window.
+    /// - `addresses` are the addresses of the first elements of the kernel's windows, in the kernel's order.
+    /// - All elements of the windows are in live memory.
+    /// - A window that the kernel writes overlaps no other window.
+    /// - Until the function returns, nobody else writes the windows, or reads the windows that the kernel writes.
     pub unsafe fn run(&self, host: &dyn HostKernels, addresses: &[*mut u8], params: &[u64]) -> bool {
         (self.0)(host, Addresses(addresses), params)
     }
@@ -85,7 +87,7 @@ impl Addresses<'_> {
         Shared(self.0[window].cast())
     }
 
-    /// Calls `compute` with these addresses, but those of copies of some windows.
+    /// Calls `compute` with these addresses, except that `copies` replace the addresses of some windows.
     pub fn with<R>(self, copies: &[(usize, Shared<f32>)], compute: impl FnOnce(Addresses<'_>) -> R) -> R {
         let mut all: SmallVec<[*mut u8; 8]> = SmallVec::from_slice(self.0);
         for (window, copy) in copies {

@@ -1,7 +1,7 @@
 //! Losses of predictions and targets of the same shape, and their gradients with respect to the predictions.
 //!
-//! The formulas of both executors ([`Loss`]) are compiled to tile programs. A block's losses are computed in pieces
-//! that stay in the first-level cache, and added in the order of [`super::reduce::sums`].
+//! The formulas ([`Loss`]) are the same in both executors and are compiled to tile programs here. A block's losses are
+//! computed in pieces that stay in the first-level cache, and added in the order of [`super::reduce::sums`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,7 +38,7 @@ fn result(outputs: &Outputs, n: usize) -> Option<Window> {
     output(outputs).filter(|y| y.mem == Mem::F32 && count(&y.sizes) == n)
 }
 
-/// The number of a loss, which is argument `arg` if the loss has one, as parameter 0.
+/// The number of a loss, such as `beta`, as parameter 0. It is argument `arg`, if the loss has a number.
 fn numbers(arg: Option<u32>) -> (SmallVec<[Param; 2]>, E) {
     match arg {
         Some(arg) => (smallvec![Param::Number(arg, 0, Ty::F32)], E::param(Ty::F32, 0)),
@@ -46,7 +46,8 @@ fn numbers(arg: Option<u32>) -> (SmallVec<[Param; 2]>, E) {
     }
 }
 
-/// Compiles an expression of the elements of windows, which are numbered in the order of `ins`; `out` is the next one.
+/// Compiles an expression of the elements of windows. They are numbered in the order of `ins`, and `out` has the next
+/// number.
 fn compiled(ins: &[Window], out: &Window, value: impl FnOnce(&[E]) -> E) -> Option<Lane> {
     let draft = Draft::<usize, Param>::of_expression(ins, out, value);
     Lane::of(&draft.lanes[0], &mut Vec::new(), &|_, _| false)
@@ -65,7 +66,7 @@ fn forward(
     reduced(call, outputs, value, values, reduction, arg)
 }
 
-/// Predictions and targets that a kernel computes on. PyTorch's kernel reports others.
+/// Predictions and targets that a kernel accepts. PyTorch's kernel reports others.
 #[derive(Clone, Copy, PartialEq)]
 enum Values {
     Any,
@@ -86,7 +87,7 @@ fn reduced(
     let y = result(outputs, if reduction == Reduction::None { n } else { 1 })?;
     let by = if reduction == Reduction::Mean { 1.0 / n as f64 } else { 1.0 };
     let (params, number) = numbers(arg);
-    // Losses that are added are in the same order in a piece of memory.
+    // If losses are added, each piece of memory has them in the order of the predictions.
     let each = Window { sizes: x.sizes.clone(), strides: x.strides.clone(), ..y.clone() };
     let lane = compiled(&[x.clone(), t.clone()], &each, |v| value(&v[0], &v[1], &number))?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {

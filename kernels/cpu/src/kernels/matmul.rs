@@ -13,8 +13,8 @@ use tandem_executor::ir::{Mem, Ty};
 use tandem_executor::ops::express::{Param, Window};
 use tandem_executor::shapes::expanded;
 
-/// Returns how BLAS gets a matrix, as whether it is transposed and its leading dimension; `None` if neither rows nor
-/// columns are contiguous.
+/// Returns the form in which BLAS gets a matrix: whether it is transposed, and its leading dimension. `None` if neither
+/// rows nor columns are contiguous.
 fn matrix(sizes: [i64; 2], strides: [i64; 2]) -> Option<(bool, i64)> {
     let ([r, c], [rs, cs]) = (sizes, strides);
     if (cs == 1 || c == 1) && (r == 1 || rs >= c) {
@@ -54,12 +54,12 @@ pub unsafe fn multiply(host: &dyn HostKernels, product: &Product) -> bool {
     unsafe { multiply_all(host, product, 1, &|_, piece| product.piece(piece)) }
 }
 
-/// Computes `count` products of these sizes. `of(i, piece)` returns a piece of the `i`-th product, after it has
-/// stored what the piece is added to; returns false if there is no BLAS.
+/// Computes `count` products of these sizes. `of(i, piece)` returns a piece of the `i`-th product, after it has stored
+/// the values that the piece is added to. Returns false if there is no BLAS.
 ///
 /// # Safety
-/// What `of` returns meets the requirements of [`HostKernels::multiply`], also while other threads multiply other
-/// pieces.
+/// The products that `of` returns meet the requirements of [`HostKernels::multiply`], also while other threads
+/// multiply other pieces.
 unsafe fn multiply_all(
     host: &dyn HostKernels,
     product: &Product,
@@ -218,8 +218,9 @@ impl Products {
 /// Copies a bias, whose first element is `from`, to the result of a product. BLAS then adds the product to it.
 ///
 /// # Safety
-/// `from` has an element for each of the result, `strides` elements apart, which nobody writes during the call. Nobody
-/// else uses the result. `size` is the size of an element in bytes.
+/// - `from` has an element for each element of the result, `strides` elements apart.
+/// - `size` is the size of an element in bytes.
+/// - During the call, nobody writes the bias, and nobody else uses the result.
 unsafe fn add_to(product: &Product, from: *const u8, strides: [i64; 2], size: usize) {
     let n = product.n as usize;
     for i in 0..product.m {

@@ -1,4 +1,4 @@
-//! Tensors with the elements of another one in other places: flips, rolls, repetitions and triangles.
+//! Tensors with the elements of another tensor at other positions: flips, rolls, repetitions and triangles.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
@@ -88,7 +88,7 @@ pub fn roll(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         let (size, mut cut) = (from.sizes[d], Vec::new());
         let shift = shift.rem_euclid(size);
         for (sizes, begin, end) in boxes {
-            // A dimension that was already cut.
+            // This dimension has already been cut.
             if sizes[d] != size {
                 return None;
             }

@@ -34,7 +34,7 @@ impl Shape {
         plain.then_some(Shape { examples, classes, reduction, ignored: int(call, first + 4)? })
     }
 
-    /// Returns the class of each example, or `None` for an ignored one. The result is `None` if a class is out of
+    /// Returns the class of each example, or `None` for an ignored example. The result is `None` if a class is out of
     /// range, which PyTorch's kernel reports, or if there is no memory.
     ///
     /// # Safety

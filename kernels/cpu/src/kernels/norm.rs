@@ -62,7 +62,8 @@ impl Windows {
 /// Returns elements `at..at + n` of a window, or `None` if the window is absent.
 ///
 /// # Safety
-/// The window has these elements, and nobody writes them while the slice is in use.
+/// - The window has these elements.
+/// - Nobody writes the elements while the slice is in use.
 unsafe fn part<'a>(data: Addresses<'_>, window: Option<usize>, at: usize, n: usize) -> Option<&'a [f32]> {
     // SAFETY: window `w` has these elements, and they are not written, which this function requires.
     window.map(|w| unsafe { data.of(w).read(at, n) })
@@ -169,9 +170,9 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
 
 type Affine<'a> = (Option<&'a [f32]>, Option<&'a [f32]>);
 
-/// Returns the mean as a float and the remainder that rounding to it dropped, so that differences from the mean are
-/// accurate. The sum is taken over differences from the first value, which loses no precision if all values are
-/// close together and far from 0.
+/// Returns the mean as a float, and the remainder that was lost by rounding it, so that differences from the mean are
+/// accurate. The sum is taken over differences from the first value, which loses no precision if all values are close
+/// together and far from 0.
 #[inline(always)]
 fn mean(x: &[f32]) -> [f32; 2] {
     let first = x[0];

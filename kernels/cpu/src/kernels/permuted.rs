@@ -1,8 +1,8 @@
-//! Kernels that compute on tensors in one order, whatever their strides are.
+//! Kernels that compute on tensors in one order, whatever the tensors' strides are.
 //!
-//! A tensor with images, channels and pixels has row-major or channels-last strides. If a row-major tensor is wanted
-//! channels last, the device turns the contents of its storage, which keeps that order
-//! ([`Kernel::or_channels_last`]); all others are copied in the call.
+//! A tensor with images, channels and pixels has row-major or channels-last strides. If a kernel wants a row-major
+//! tensor channels last, the device reorders the contents of the tensor's storage, which keeps the new order
+//! ([`Kernel::or_channels_last`]). All other tensors are copied in the call.
 
 use smallvec::SmallVec;
 use tandem_tracegraph::call::Call;
@@ -49,7 +49,7 @@ pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
 pub struct Tensor {
     /// Number of the window.
     pub window: usize,
-    /// Whether the kernel writes all of it; it reads the tensor otherwise.
+    /// Whether the kernel writes all of the tensor. Otherwise it reads the tensor.
     pub is_written: bool,
     /// The order that the code computes on.
     pub wanted: Order,
@@ -67,14 +67,14 @@ impl Tensor {
     }
 }
 
-/// A tensor that is computed on in another order than its strides say.
+/// A tensor on which a kernel computes in another order than its strides say.
 #[derive(Clone, Copy)]
 struct Turned {
     tensor: Tensor,
     planes: Planes,
 }
 
-/// The kernel whose code computes on `tensors` in the orders that they are wanted in.
+/// The kernel whose code computes on each of `tensors` in the order `wanted`.
 pub fn in_orders(
     windows: SmallVec<[Window; 4]>,
     params: SmallVec<[Param; 2]>,
@@ -101,8 +101,8 @@ pub fn in_orders(
     }
 }
 
-/// The kernel with code for each order, which computes on `tensors`. If all their strides are row-major, the order of their
-/// contents decides. Otherwise, `channels_last` computes, in the orders that `tensors` are wanted in.
+/// The kernel with code for each order, which computes on `tensors`. If all strides of the tensors are row-major, the
+/// order of their contents decides. Otherwise `channels_last` computes on each tensor in the order `wanted`.
 pub fn in_either_order(
     windows: SmallVec<[Window; 4]>,
     params: SmallVec<[Param; 2]>,
@@ -123,7 +123,7 @@ pub fn in_either_order(
     }
 }
 
-/// The code that computes on copies of some tensors in the orders that they are wanted in.
+/// The code that computes on each of `tensors` in the order `wanted`. The tensors in another order are copied.
 fn on_copies(
     turned: Vec<Turned>,
     compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,

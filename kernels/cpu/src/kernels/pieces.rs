@@ -29,8 +29,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// A piece with these sizes and strides that is copied to `to` from element `at` on, with the strides `steps`
-    /// there.
+    /// A piece with these sizes and strides. It is copied to `to` from element `at` on, with the strides `steps`.
     fn of(sizes: &[i64], strides: &[i64], to: &Window, at: i64, steps: &[i64]) -> Piece {
         let bytes = i64::from(to.mem.size());
         Piece { copy: Copy::of(sizes, strides, steps, bytes), at: (at * bytes) as usize }
@@ -39,8 +38,8 @@ impl Piece {
     /// Copies the piece.
     ///
     /// # Safety
-    /// `from` points to the piece and `to` to the output; nobody else writes the piece or uses its part of the
-    /// output.
+    /// - `from` points to the piece, and `to` to the output.
+    /// - During the call, nobody else writes the piece or uses its part of the output.
     unsafe fn put(&self, host: &dyn HostKernels, from: Shared<u8>, to: Shared<u8>) {
         each_row(host, self.copy.runs(), (self.copy.run() / 4).max(STRIDED), &|begin, end| {
             // SAFETY: the runs are within the piece and its part of the output, and each is used by one thread alone.
@@ -49,8 +48,8 @@ impl Piece {
     }
 }
 
-/// Returns the sizes and strides of a part with the dimensions of the whole. The part may lack `dim`; its sizes in
-/// the other dimensions must be those of the whole.
+/// Returns the sizes and strides of a part, with the dimensions of the whole. The part may lack `dim`. In the other
+/// dimensions, it must have the sizes of the whole.
 fn along_dimension(part: &Window, whole: &Window, dim: usize) -> Option<(Dims, Dims)> {
     let (mut sizes, mut strides) = (part.sizes.clone(), part.strides.clone());
     if sizes.len() + 1 == whole.sizes.len() {
@@ -125,7 +124,7 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
     Some(Kernel::new(smallvec![window, to], params, work))
 }
 
-/// Zeros, with the gradient at every `step`-th place of a dimension from place `start` on.
+/// The kernel that writes zeros, and the gradient at every `step`-th position of a dimension from `start` on.
 fn within(grad: Window, to: Window, dim: usize, start: i64, step: i64) -> Option<Kernel> {
     let (sizes, strides) = along_dimension(&grad, &to, dim)?;
     if sizes[dim] > 0 && start + (sizes[dim] - 1) * step >= to.sizes[dim] {

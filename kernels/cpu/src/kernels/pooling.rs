@@ -1,8 +1,8 @@
 //! Pooling over two dimensions.
 //!
 //! **Why.** PyTorch's kernels look at one element after another.
-//! **Strategy.** The elements of a plane that are first in their windows become adjacent, likewise those that are
-//! second, and so on ([`Cells`]), so a maximum compares many windows at once. Averages add whole rows of the input, and
+//! **Strategy.** For a maximum, the first elements of all windows of a plane are made adjacent, likewise the second
+//! elements, and so on ([`Cells`]). So many windows are compared at once. Averages add whole rows of the input, and
 //! then the columns of a window. A gradient's plane is written once, while it is in the cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ use tandem_executor::ops::pooling::{
 
 /// Number of elements in the scratch memory of a thread: 16 KiB of floats, a part of the first-level cache.
 const ROOM: usize = 4096;
-/// Smallest number of windows of a longer row that are laid out together.
+/// Minimum number of windows of a row that are laid out together, unless the row has fewer.
 const FEW: usize = 64;
 /// Maximum number of windows along a dimension whose spans are kept.
 const MOST_SPANS: usize = 1 << 16;
@@ -49,7 +49,7 @@ struct Cells {
 struct Room {
     elements: [f32; ROOM],
     best: [f32; ROOM],
-    /// Position of the best element in the input, relative to the first element of its window.
+    /// Position in the input of the best element, relative to the first element of its window.
     places: [i32; ROOM],
 }
 
@@ -125,7 +125,7 @@ impl Cells {
         }
     }
 
-    /// Position, relative to the beginning of a window, of its first element that is no padding.
+    /// Position of a window's first element that is no padding, relative to the beginning of the window.
     fn first_place(&self, row: usize, column: usize) -> usize {
         let before = |axis: Axis, window: usize| axis.padding.saturating_sub(window * axis.stride);
         before(self.rows, row) * self.columns.input + before(self.columns, column)
@@ -219,8 +219,8 @@ fn steps(window: &Window) -> Option<[usize; 2]> {
     })
 }
 
-/// The kernel of a maximum pooling with code for each order. `positions` is the number of their window. Without a batch, a
-/// tensor has no order of channels, and must be row-major.
+/// The kernel of a maximum pooling, with code for each order. `positions` is the number of the positions' window.
+/// Tensors without a batch must be row-major, because they have no order of channels.
 fn with_positions(
     windows: SmallVec<[Window; 4]>,
     tensors: [Tensor; 2],
@@ -293,12 +293,12 @@ pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 }
 
 widest! {
-    /// The maxima of a line of windows of a channels-last image with this many channels, and their positions. `steps` are
-    /// the distances of channels and of windows in the indices.
+    /// Computes the maxima of a line of windows of a channels-last image with this many channels, and their positions.
+    /// `steps` are the distances of channels and of windows in `indices`.
     ///
     /// # Safety
-    /// `indices` points to the positions of the line's windows in the first channel, and nobody else uses those of the
-    /// line.
+    /// - `indices` points to the positions of the line's windows in the first channel.
+    /// - During the call, nobody else uses the positions of the line's windows.
     unsafe fn max_pool_line(
         x: &[f32], y: &mut [f32], indices: Shared<i64>, axes: [Axis; 2], at: [usize; 2], steps: [usize; 2],
     ) => run_max_pool_line
@@ -528,7 +528,8 @@ widest! {
     fn average_pool_backward(spans: &Spans, grad: &[f32], to: &mut [f32], shares: &mut [f32; ROOM]) => gradient_of_averages
 }
 
-/// The averages of `x`, or the gradient of the input from that of the averages.
+/// The kernel of the averages of `x` or, with `backward`, of the input's gradient, where `x` is the gradient of the
+/// averages.
 fn averaged(x: Window, y: Window, spans: Spans, backward: bool) -> Option<Kernel> {
     let [from, to] = [plane(&x.sizes)?, plane(&y.sizes)?].map(|[height, width]| height * width);
     let planes = planes(&x.sizes);

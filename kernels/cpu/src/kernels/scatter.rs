@@ -1,4 +1,5 @@
-//! Elements taken from, put to or added at positions along a dimension that a tensor of indices names.
+//! Gathers and scatters: elements are taken from, put to or added at positions along a dimension. A tensor of indices
+//! names the positions.
 //!
 //! Additions to one element happen in the order of the indices, as in PyTorch's kernels. For indices out of range,
 //! PyTorch's kernel runs and raises the error.
@@ -15,12 +16,13 @@ use tandem_executor::ir::{Mem, Ty};
 use tandem_executor::ops::arguments::Reduce;
 use tandem_executor::ops::express::{Operand, Param, Window, operand};
 
-/// Minimum number of adjacent columns that a thread handles together, and number of parts that more are split into.
+/// Minimum number of adjacent columns that a thread handles together, and number of parts that more columns are split
+/// into.
 const COLUMNS: usize = 128;
 const PARTS: usize = 8;
 
 /// Maximum number of elements of the written tensor if each element of the source has an index: a quarter of a
-/// second-level cache of 1 MiB.
+/// second-level cache of 1 MiB. For larger tensors, PyTorch's kernels are faster.
 const NEAR: usize = 1 << 16;
 
 /// Cost of an index, in units of an element that is copied (2 ns and 0.1 ns on a Xeon with AVX-512).
@@ -39,8 +41,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// Whether there are more than [`MIDDLE`] indices, one for each element of the other side. PyTorch's kernels are
-    /// faster then.
+    /// Whether there are more than [`MIDDLE`] indices, one for each element of the other side. In this case PyTorch's
+    /// kernels are faster.
     fn is_long_column(&self) -> bool {
         self.inner == 1 && self.outer * self.n > MIDDLE
     }
@@ -50,8 +52,9 @@ impl Shape {
         if self.strides[2] == 0 { n + INDEX } else { n * INDEX }
     }
 
-    /// Calls `body` with positions on the indexed side and on the other side, and a number of elements, in the order of
-    /// the indices for each position of the indexed side. Positions that different threads get differ on both sides.
+    /// Calls `body` with a position on the indexed side, a position on the other side, and a number of elements. Calls
+    /// for one position of the indexed side are in the order of the indices. Different threads get different positions
+    /// on both sides.
     #[inline(always)]
     fn each(&self, host: &dyn HostKernels, index: &[i64], body: impl Fn(usize, usize, usize) + Sync) {
         let Shape { outer, slots, n, inner, strides: [so, sn, si] } = *self;
@@ -85,8 +88,10 @@ impl Shape {
     /// Copies the elements of `from` that the indices name.
     ///
     /// # Safety
-    /// `from` has the elements of the indexed side and `to` those of the other side, in the size of a `T`. They do not
-    /// overlap, and nobody writes `from` or uses `to` during the call.
+    /// - `from` has the elements of the indexed side and `to` the elements of the other side, each of the size of a
+    ///   `T`.
+    /// - `from` and `to` do not overlap.
+    /// - During the call, nobody writes `from`, and nobody else uses `to`.
     unsafe fn gather<T: Copy>(
         &self,
         host: &dyn HostKernels,
@@ -195,7 +200,7 @@ pub fn gather(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     Some(Kernel::new(smallvec![from, window, to], smallvec![], work))
 }
 
-/// What is put to the positions.
+/// The elements that are put to the positions.
 enum Source {
     /// Elements of a contiguous window.
     Window(Window),
@@ -203,8 +208,8 @@ enum Source {
     Number(Param),
 }
 
-/// The kernel that writes `source` at positions of a tensor: of argument 0, in place, or of a copy of it. `combine`
-/// gets the old element, the new one, and the number `by`, if there is one. With `start`, this value replaces the old
+/// The kernel that writes `source` at positions of a tensor: argument 0 in place, or a copy of it. `combine` gets the
+/// old element, the new element, and the number `by`, if there is one. If `start` is given, it first replaces the old
 /// elements at these positions.
 fn put<T: Copy + Send + Sync + 'static>(
     (call, outputs): (&Call<'_>, &Outputs),

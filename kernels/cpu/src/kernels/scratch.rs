@@ -1,4 +1,5 @@
-//! Scratch memory of kernels. If there is none, PyTorch's kernel runs, which needs less or raises an error.
+//! Scratch memory of kernels. If there is not enough memory, PyTorch's kernel runs instead, which needs less or raises
+//! an error.
 
 use std::cell::RefCell;
 use std::thread::LocalKey;

@@ -22,7 +22,7 @@ fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
     (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
 }
 
-/// Kernel of rows: for one row, and for any number of short rows of `n` elements.
+/// Kernel of rows, in two versions: for one row, and for any number of short rows of `n` elements.
 #[derive(Clone, Copy)]
 struct Rows {
     long: fn(&[f32], &mut [f32]),
@@ -30,7 +30,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Computes some rows of `x`. `y` has as many results.
+    /// Computes some rows of `x` into as many rows of `y`.
     fn run(self, x: &[f32], n: usize, y: &mut [f32]) {
         if n < LONG {
             return (self.short)(x, n, y);

@@ -93,8 +93,8 @@ fn extremes<T: Element>(
         each_row(host, all, n, &|begin, end| {
             for item in begin..end {
                 let first = item / inner * n * inner + item % inner;
-                // SAFETY: the input has `outer * n * inner` elements, the outputs one for each of `all` rows; one thread
-                // alone writes each.
+                // SAFETY: the input has `outer * n * inner` elements, and each output has an element for each of `all`
+                // rows. One thread alone writes each row's elements.
                 unsafe {
                     let row = x.read(first, (n - 1) * inner + 1);
                     let found = extreme(row, n, inner, is_better);
@@ -257,8 +257,8 @@ fn run_min(x: &[f32], y: &mut f32) {
     *y = folded(x, smaller);
 }
 
-/// Values and positions of `n` elements in order, along the last dimension. Where elements are equal and the sort need
-/// not be stable, PyTorch's kernel runs, whose order of equal elements is that of its algorithm.
+/// Values and positions of `n` elements in order, along the last dimension. If elements are equal and the sort need not
+/// be stable, PyTorch's kernel runs, because the order of equal elements follows from its algorithm.
 fn sorted<T: Element>(
     call: &Call<'_>,
     outputs: &Outputs,
@@ -302,8 +302,8 @@ fn sorted<T: Element>(
     Some(Kernel::new(smallvec![x, values, positions], smallvec![], work))
 }
 
-/// The largest or smallest elements of rows, with their positions. PyTorch's choice among equal elements is that of its
-/// algorithm, so its kernel runs if equal elements matter.
+/// The largest or smallest elements of rows, with their positions. If equal elements matter, PyTorch's kernel runs,
+/// because its choice among them follows from its algorithm.
 fn top<T: Element>(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let x = contiguous(call, 0, T::MEM).filter(|x| !x.sizes.is_empty() && !x.sizes.contains(&0))?;
     let [rows, n, 1] = split(&x.sizes, dimension(call, 2, x.sizes.len())?) else { return None };

@@ -54,8 +54,8 @@ impl Copy {
     /// Copies runs `begin..end`.
     ///
     /// # Safety
-    /// `from` and `to` point to the windows, which have these runs; nobody writes the runs of `from` or uses those
-    /// of `to`.
+    /// - `from` and `to` point to the windows, which have these runs.
+    /// - During the call, nobody writes these runs of `from`, and nobody else uses these runs of `to`.
     pub unsafe fn carry_out(&self, from: *const u8, to: *mut u8, begin: usize, end: usize) {
         // SAFETY: runs `begin..end` are in both windows and not shared, which this function requires; `each` passes the
         // addresses of these runs alone, and the accesses may be unaligned.

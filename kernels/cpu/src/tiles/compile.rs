@@ -172,7 +172,8 @@ pub fn compile(
     let stored: Option<Vec<(u16, Value)>> =
         stores.iter().map(|(to, e)| Some((*to, values.of(e, layouts)?))).collect();
     let mut stored = stored?;
-    // A plain copy is made an instruction, so that it reads its operand before that memory is overwritten.
+    // A plain copy becomes an instruction of its own, so that it reads its operand before other stores overwrite the
+    // operand's memory.
     for i in 0..stored.len() {
         let (output, value) = stored[i];
         let (def, ty) = values.defs[value as usize];
@@ -189,7 +190,7 @@ pub fn compile(
     let mut defs = values.defs;
     merge_products(&mut defs, &stored);
 
-    // The last instruction that reads each value. An instruction has the number of the value that it defines.
+    // The last instruction that reads each value. Instructions have the numbers of the values that they define.
     let mut last = vec![0; defs.len()];
     for (number, (def, _)) in defs.iter().enumerate() {
         if let Def::Inst(_, _, args) = def {

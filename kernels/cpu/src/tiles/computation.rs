@@ -49,7 +49,7 @@ impl fmt::Debug for Work {
 }
 
 impl Computation<Slot, Feed> {
-    /// Compiles a draft of one lane that ends in sums of its values. Returns the draft if [`Summed::compile`]
+    /// Compiles a draft of one lane that ends in sums of the lane's values. Returns the draft if [`Summed::compile`]
     /// refuses it.
     pub fn summed(
         mut draft: Draft<Slot, Feed>,
@@ -89,8 +89,8 @@ impl<S, P> Computation<S, P> {
 }
 
 impl Work {
-    /// The form of a group of expressions for channels-last contents. `None` unless each tensor of the group has the sizes
-    /// of its elements or a value per channel. Tensors with channels-last strides stay as they are.
+    /// The form of a group of expressions for channels-last contents. `None` unless each tensor has the sizes of the
+    /// group, or a value per channel. Tensors with channels-last strides are not changed.
     pub fn on_channels_last<P>(
         draft: &Draft<Slot, P>,
         aliases: impl Fn(Slot, Slot) -> bool,
@@ -120,14 +120,16 @@ impl Work {
         Some(OnChannelsLast { planes, preferred: false, work })
     }
 
-    /// Runs the computation. `data` has the addresses of the slots, `params` the bits of the parameters. Returns
-    /// false if PyTorch's kernel has to run; only outputs may have been written then.
+    /// Runs the computation. `data` has the addresses of the slots, `params` the bits of the parameters. Returns false
+    /// if PyTorch's kernel has to run; only outputs may have been written then.
     ///
     /// # Safety
-    /// `data` has, for each slot, the address where its windows begin, and all windows are in live memory. Until the
-    /// function returns, nobody else writes the windows or reads those that are written, and other windows of this
-    /// computation do not overlap these, unless they are the same window in the same lane. The addresses of summands
-    /// and of sums may be null (see [`Summed::run`]).
+    /// - `data` has, for each slot, the address where its windows begin. The addresses of summands and of sums may be
+    ///   null (see [`Summed::run`]).
+    /// - All windows are in live memory.
+    /// - A written window overlaps no other window of this computation, unless both are the same window in the same
+    ///   lane.
+    /// - Until the function returns, nobody else writes the windows, or reads the windows that are written.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         match self {
             // SAFETY: the group was compiled with the slots of this computation, whose windows are live and not shared.

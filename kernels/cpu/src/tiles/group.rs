@@ -51,9 +51,10 @@ impl TileGroup {
     /// Computes the group. `data` has the addresses of the slots, `params` the bits of the parameters.
     ///
     /// # Safety
-    /// `data` has, for each slot of the draft, the address where its windows begin, and all windows are in live memory.
-    /// Until the function returns, nobody else writes the windows. Nobody else, including other lanes, reads those that
-    /// a lane writes.
+    /// - `data` has, for each slot of the draft, the address where its windows begin.
+    /// - All windows are in live memory.
+    /// - Until the function returns, nobody else writes the windows.
+    /// - Nobody else, including other lanes, reads the windows that a lane writes.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) {
         let total = self.starts[self.lanes.len()];
         let data = Shared(data);
@@ -88,8 +89,8 @@ pub(super) struct Shared<'a>(pub &'a [*mut u8]);
 unsafe impl Sync for Shared<'_> {}
 
 impl Lane {
-    /// Compiles a lane of a draft. Equal programs are shared: `programs` has those of the lanes before. `aliases` returns
-    /// whether two slots may share memory.
+    /// Compiles a lane of a draft. Equal programs are shared: `programs` has the programs of the lanes before.
+    /// `aliases` returns whether two slots may share memory.
     pub fn of(
         draft: &plan::Lane,
         programs: &mut Vec<Arc<TileProgram>>,
@@ -119,8 +120,8 @@ impl Lane {
     /// Computes elements `from..to` of the lane.
     ///
     /// # Safety
-    /// The requirements are those of [`TileGroup::run`], for elements `from..to` of the windows; `to` is at most the number
-    /// of elements.
+    /// - The requirements of [`TileGroup::run`], for elements `from..to` of the windows.
+    /// - `to` is at most the number of elements.
     pub unsafe fn run(&self, data: &[*mut u8], params: &[u64], from: usize, to: usize) {
         let launch =
             Launch { program: &self.program, sizes: &self.sizes, windows: &self.windows, data, params };

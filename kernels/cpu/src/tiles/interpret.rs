@@ -54,8 +54,9 @@ impl Launch<'_> {
     /// Computes elements `from..to`.
     ///
     /// # Safety
-    /// The program was compiled for these windows and sizes, and has `to` elements or more. Elements `from..to` of the
-    /// windows are in live memory; nobody else writes them, and nobody else reads those that are written.
+    /// - The program was compiled for these windows and sizes, and has `to` elements or more.
+    /// - Elements `from..to` of the windows are in live memory.
+    /// - Nobody else writes these elements, or reads the elements that are written.
     pub unsafe fn run(&self, from: usize, to: usize) {
         SCRATCH.with_borrow_mut(|scratch| {
             let words = self.program.scratch as usize / 8 + 16;
@@ -113,8 +114,8 @@ unsafe fn run_tiles(launch: &Launch<'_>, scratch: *mut u8, from: usize, to: usiz
     }
 }
 
-/// Number of remaining elements from which the next tile is prefetched. With fewer, most of the memory is in a cache
-/// already, and prefetching costs more than it saves.
+/// Minimum number of remaining elements for which the next tile is prefetched. With fewer elements, most of the memory
+/// is in a cache already, and prefetching costs more than it saves.
 const FAR: usize = 32 * TILE;
 
 /// Prefetches a share of the tile at `next` while instruction `number` computes. Shares are spread over all
@@ -140,7 +141,8 @@ const WORTH_FETCHING: u32 = 8;
 /// Returns the address of an operand or result: of its register, or of element `at` in memory.
 ///
 /// # Safety
-/// `scratch` has `program.scratch` bytes, and the window of an operand in memory has element `at`, of `size` bytes.
+/// - `scratch` has `program.scratch` bytes.
+/// - The window of an operand in memory has element `at`, of `size` bytes.
 #[inline(always)]
 unsafe fn place(launch: &Launch<'_>, place: ValuePlace, size: usize, scratch: *mut u8, at: usize) -> *mut u8 {
     // SAFETY: the program's registers are inside its scratch memory, and element `at` is inside the operand's window.
@@ -199,8 +201,9 @@ unsafe fn fill(to: *mut u8, ty: Ty, bits: u64, n: usize) {
 /// Copies a tile of a strided operand to a register, or from a register if `out`.
 ///
 /// # Safety
-/// The operand's window has elements `at..at + n`, which nobody else uses if `out` and nobody writes otherwise. `tile`
-/// has room for `n` elements.
+/// - The operand's window has elements `at..at + n`.
+/// - Nobody writes these elements and, if `out`, nobody else uses them.
+/// - `tile` has room for `n` elements.
 unsafe fn walk(launch: &Launch<'_>, operand: u16, at: usize, n: usize, tile: *mut u8, out: bool) {
     let MemoryOperand { strides, size, .. } = &launch.windows[operand as usize];
     let (sizes, data) = (launch.sizes, launch.first(operand));
@@ -295,7 +298,8 @@ unsafe fn copy_row<T: Copy>(from: *const T, to: *mut T, n: usize) {
 /// Copies a run of elements, `stride` apart, to a register, or from a register if `out`.
 ///
 /// # Safety
-/// The register has room for `n` elements, and so has the window from `memory` on.
+/// - The register has room for `n` elements.
+/// - The window has `n` elements from `memory` on, `stride` apart.
 #[inline(always)]
 unsafe fn copy_run<T: Copy>(memory: *mut T, stride: isize, register: *mut T, n: usize, out: bool) {
     // SAFETY: `i < n`, so element `i` is in the register and, at `i * stride`, in the window, which are different
@@ -345,7 +349,7 @@ unsafe fn load<T: Element>(from: *const T, n: usize) -> [T; LANES] {
     }
 }
 
-/// Stores `n < LANES` elements. A single one, the most frequent case, is stored directly.
+/// Stores `n < LANES` elements. A single element, the most frequent case, is stored directly.
 ///
 /// # Safety
 /// `to` has room for `n` elements, and `n < LANES`.
@@ -360,7 +364,7 @@ unsafe fn store<T: Element>(lanes: &[T; LANES], to: *mut T, n: usize) {
     }
 }
 
-/// An instruction's operand: the address of its first lanes, and whether all elements use these.
+/// An instruction's operand: the address of its first lanes, and whether all elements of a tile use these lanes.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: *const u8,
@@ -423,8 +427,10 @@ fn smaller(a: f32, b: f32) -> f32 {
 /// Executes one instruction on a tile.
 ///
 /// # Safety
-/// `scratch` has `program.scratch` bytes, and the windows of the instruction's operands in memory have elements
-/// `at..at + n`, which nobody else uses if they are written and nobody writes otherwise. `n` is at most [`TILE`].
+/// - `scratch` has `program.scratch` bytes.
+/// - The windows of the instruction's operands in memory have elements `at..at + n`.
+/// - Nobody writes these elements, and nobody else uses the elements that are written.
+/// - `n` is at most [`TILE`].
 #[inline(always)]
 unsafe fn step(launch: &Launch<'_>, inst: &Inst, scratch: *mut u8, at: usize, n: usize) {
     let size = size_of(inst.ty);

@@ -147,7 +147,7 @@ pub struct Inst {
     pub op: OpCode,
     /// Type of the operands; for a selection, the type of `b` and `c`.
     pub ty: Ty,
-    /// Operands `a`, `b` and `c`. Those that the operation does not have repeat the first one.
+    /// Operands `a`, `b` and `c`. An operand that the operation does not have repeats the first operand.
     pub args: [ValuePlace; 3],
     /// Location of the result.
     pub to: ValuePlace,
@@ -158,7 +158,7 @@ pub struct Inst {
 pub enum Splat {
     /// Literal, as the bits of an `i64` or an `f64`.
     Literal(u64),
-    /// Parameter, by number; its bits are those of an `i64` or an `f64`.
+    /// Parameter, by number. Its value is given as the bits of an `i64` or an `f64`.
     Parameter(u32),
     /// The only element of an operand in memory.
     Element(u16),
@@ -169,7 +169,7 @@ pub enum Splat {
 pub enum Layout {
     /// Contiguous.
     Linear,
-    /// One element that all elements share.
+    /// One element, which is used for all elements.
     Single,
     /// Any other strides.
     Strided,

@@ -1,7 +1,7 @@
 //! Groups that end in sums over rows: point-wise ops as the prologue of a reduction.
 //!
-//! The summands are computed block by block and added while they are in the first-level cache. If nobody else reads
-//! them, they are not stored. Blocks are those of a separate sum, so results are bitwise the same.
+//! The summands are computed block by block and added while they are in the first-level cache. Summands that nobody
+//! else reads are not stored. Blocks are the same as in a separate sum, so results are bitwise the same.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -60,13 +60,14 @@ impl Summed {
         Some(Summed { lane, from, times, to, rows: ending.rows })
     }
 
-    /// Computes the sums. The summands' address may be null; then they are not stored. Returns false if the sums'
+    /// Computes the sums. If the summands' address is null, the summands are not stored. Returns false if the sums'
     /// address is null.
     ///
     /// # Safety
-    /// `data` has, for each slot of the draft, the address where its windows begin, or null for the summands and the
-    /// sums. All windows with an address are in live memory. Until the function returns, nobody else writes the windows
-    /// or reads those that are written.
+    /// - `data` has, for each slot of the draft, the address where its windows begin, or null for the summands and the
+    ///   sums.
+    /// - All windows with an address are in live memory.
+    /// - Until the function returns, nobody else writes the windows, or reads the windows that are written.
     pub unsafe fn run(&self, host: &dyn HostKernels, data: &[*mut u8], params: &[u64]) -> bool {
         if data[self.to].is_null() {
             return false;

@@ -1,9 +1,9 @@
 //! Circular and hyperbolic functions, their inverses, and the remainder of a division, for `f32`.
 //!
-//! As in [`math`](super::math), each function is straight-line arithmetic that a compiler can turn into SIMD code. They
-//! compute in `f64`, whose additional bits take the place of the compensated sums that `f32` would need, so results
-//! are rounded once and errors stay below 0.51 ulp. Bounds were measured against `f64` functions. NaN inputs return
-//! NaN, and `-0.0` keeps its sign as in C99.
+//! As in [`math`](super::math), each function is straight-line arithmetic that a compiler can turn into SIMD code. The
+//! functions compute in `f64`, whose additional bits take the place of the compensated sums that `f32` would need, so
+//! results are rounded once and errors stay below 0.51 ulp. Bounds were measured against `f64` functions. NaN inputs
+//! return NaN, and `-0.0` keeps its sign as in C99.
 //!
 //! [`sin`], [`cos`] and [`tan`] reduce their argument by a multiple of pi/2 and are right below [`REDUCED`] only;
 //! [`fmod`] is right for quotients that [`divides`] accepts. The `_any` variants cover all inputs with the same
@@ -256,7 +256,7 @@ pub fn atanh(x: f32) -> f32 {
     (if a <= 1.0 { y } else { f32::NAN }).copysign(x)
 }
 
-/// Whether the quotient of `x` and `y` is one that [`fmod`] computes: finite, and below 2^52.
+/// Whether [`fmod`] is right for the quotient of `x` and `y`: it must be finite, and below 2^52.
 #[inline(always)]
 pub fn divides(x: f32, y: f32) -> bool {
     f64::from(x.abs()) < f64::from(y.abs()) * 4_503_599_627_370_496.0

@@ -16,8 +16,8 @@ use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Ty;
 use tandem_executor::ops::express::Param;
 
-/// The layout of an input. `None` for fewer than 4 elements per image and channel, for which the loops here
-/// are not made.
+/// The layout of an input. `None` for fewer than 4 elements per image and channel, for which these loops are not
+/// intended.
 fn layout(sizes: &[i64]) -> Option<Layout> {
     let [images, channels, rest @ ..] = sizes else { return None };
     let planes = Planes { images: *images as usize, channels: *channels as usize, pixels: count(rest) };
@@ -32,7 +32,8 @@ fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
     }
 }
 
-/// The running mean and variance: both or neither, and both if the call is not in training mode.
+/// The windows of the running mean and variance. Either both are given or neither, and both must be given unless the
+/// call is in training mode.
 fn statistics(
     call: &Call<'_>,
     n: usize,
@@ -61,14 +62,14 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     let running = running.map(|both| both.map(|w| windows.add(w)));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    // Mean and factor of a channel in the call: the batch's, from its mean and sum of squares, or the running ones.
+    // Mean and factor of a channel: from the batch's mean and sum of squares, or from the running statistics.
     let numbers = move |data: Addresses<'_>, params: &[u64], c: usize, first: f32, sums: [f64; 2]| {
         let [momentum, eps] = [f64::from_bits(params[0]), f64::from_bits(params[1])];
         // SAFETY: the windows have an element per channel, and one thread alone uses each channel.
         let number = |w: usize| unsafe { &mut *data.of::<f32>(w).at(c) };
         let [mean, scale] = match (saved, running) {
             (Some(saved), running) => {
-                // The sums are those of differences from the first value, so that little precision is lost if all values
+                // The sums are over differences from the first value, so that little precision is lost if all values
                 // are far from 0.
                 let count = layout.count() as f64;
                 let mean = f64::from(first) + sums[0] / count;

@@ -38,12 +38,13 @@ impl Layout {
     }
 }
 
-/// Two sums for each of some adjacent channels of a block: `sums(strip, row, at, first, width, to)`, where `at` is the
-/// offset of the block's first value of channel `first`.
+/// Function that computes two sums for each of some adjacent channels of a block: `sums(strip, row, at, first, width,
+/// to)`, where `at` is the offset of the block's first value of channel `first`.
 type Sums<'s> = dyn Fn(Strip, usize, usize, usize, usize, &mut [[f64; WIDE]; 2]) + Sync + 's;
 
-/// Computes two sums per channel of each of `rows` tensors that follow each other. Passes them to `then`: for each row,
-/// all first sums, and then all second ones. Returns false if there is no memory for them.
+/// Computes two sums per channel of each of `rows` tensors that follow each other in memory. Passes the sums to `then`:
+/// for each row, the first sums of all channels, and then the second sums. Returns false if there is no memory for the
+/// sums.
 fn sums(
     host: &dyn HostKernels,
     layout: Layout,
@@ -167,8 +168,8 @@ pub(super) unsafe fn gradient(
     })
 }
 
-/// Computes some adjacent channels of a block: `compute(strip, at, width, numbers)`, where `at` is the offset of their first
-/// value.
+/// Function that computes some adjacent channels of a block: `compute(strip, at, width, numbers)`, where `at` is the
+/// offset of their first value.
 type OfStrip<'s, const N: usize> = dyn Fn(Strip, usize, usize, &[[f32; WIDTH]; N]) + Sync + 's;
 
 /// Calls `compute` for all strips of all blocks and rows. Returns false if there is no memory
@@ -315,7 +316,7 @@ unsafe fn products_of<const W: usize>(
     });
 }
 
-/// Computes two sums per channel of what `add(pixel, first, second)` adds to them.
+/// Computes two sums per channel, to which `add(pixel, first, second)` adds terms.
 #[inline(always)]
 fn lanes<const W: usize>(
     pixels: usize,

@@ -27,8 +27,8 @@ struct Groups {
 }
 
 impl Groups {
-    /// The sizes in the arguments `first..first + 4`: N, C, HxW and group. `None` if they are not those of the input, or
-    /// the input is empty.
+    /// The sizes in the arguments `first..first + 4`: N, C, HxW and group. `None` if they do not match the input's
+    /// sizes, or if the input is empty.
     fn of(call: &Call<'_>, first: usize, sizes: &[i64]) -> Option<Groups> {
         let int = |arg: usize| crate::kernels::int(call, arg).and_then(|i| usize::try_from(i).ok());
         let (images, channels, pixels, groups) =
@@ -55,8 +55,9 @@ impl Groups {
         self.each * self.layout.planes.pixels
     }
 
-    /// The mean of a group as a float, the remainder that rounding to it dropped, and the variance, from the sums of its
-    /// channels' differences from the group's first value, and of their squares.
+    /// The mean of a group as a float, the remainder that was lost by rounding the mean, and the variance. `sums` has
+    /// two sums for each channel of the group: of the differences from the group's first value `first`, and of the
+    /// squares of these differences.
     fn moments(self, first: f32, sums: impl Iterator<Item = [f64; 2]>) -> (f32, f64, f64) {
         let count = self.count() as f64;
         let [sum, squares] = sums.fold([0.0; 2], |all, some| [all[0] + some[0], all[1] + some[1]]);
@@ -83,18 +84,19 @@ impl Groups {
         }
     }
 
-    /// The two sums of each channel of a group, given those of all images: for each image, all first sums and then all
-    /// second ones.
+    /// The two sums of each channel of a group. `sums` has the sums of all images: for each image, the first sums of
+    /// all channels, and then the second sums.
     fn of_channels(self, sums: &[f64], row: usize) -> impl Iterator<Item = [f64; 2]> + '_ {
         let (image, first, channels) = (row / self.groups, row % self.groups * self.each, self.channels());
         let of_image = &sums[image * 2 * channels..];
         (first..first + self.each).map(move |c| [of_image[c], of_image[channels + c]])
     }
 
-    /// The first value of each group of channels-last images, for each of its channels.
+    /// Fills `to` with the first value of each group of channels-last images, once for each channel of the group.
     ///
     /// # Safety
-    /// `x` points to the images, which nobody writes during the call.
+    /// - `x` points to the images.
+    /// - Nobody writes the images during the call.
     unsafe fn first(self, x: Shared<f32>, to: &mut [f32]) {
         for (row, to) in to.chunks_exact_mut(self.each).enumerate() {
             let (image, group) = (row / self.groups, row % self.groups);
@@ -114,7 +116,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (x, y) = (windows.add(x), windows.add(made(outputs, 0)?));
     let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
     let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    // Writes the statistics of a group, of which it returns what its channels need.
+    // Writes the statistics of a group. Returns the numbers with which its channels are normalized.
     let write = move |data: Addresses<'_>, eps: f64, row: usize, (near, off, variance): (f32, f64, f64)| {
         let by = 1.0 / (variance + eps).sqrt();
         // SAFETY: the windows have an element per group; one thread alone uses each group.
@@ -189,15 +191,15 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         // SAFETY: the weight has an element per channel.
         weight.map_or(1.0, |w| unsafe { f64::from(*data.of::<f32>(w).at(channel)) })
     };
-    // The terms of a channel's gradients of weight and bias, from the sums of its gradient and of the gradient times
-    // `x - near`. The mean is computed again, because the rounding error of the saved one is visible if all values are
-    // close together.
+    // The terms of a channel in the gradients of weight and bias, from the sums of its gradient and of the gradient
+    // times `x - near`. The mean is computed again, because the rounding error of the saved mean is visible if all
+    // values are close together.
     let terms = move |data: Addresses<'_>, row: usize, off: f64, [sum, product]: [f64; 2]| {
         // SAFETY: there is a scale per group.
         let scale = unsafe { f64::from(*data.of::<f32>(scale).at(row)) };
         [scale * (product - off * sum), sum]
     };
-    // What the gradient of a group's channels needs, from all its terms.
+    // The numbers from which the gradient of a group's channels is computed, given the terms of all of them.
     let of_group = move |data: Addresses<'_>, row: usize, (near, off): (f32, f64), terms: &[[f64; 2]]| {
         // SAFETY: there is a scale per group.
         let scale = unsafe { f64::from(*data.of::<f32>(scale).at(row)) };

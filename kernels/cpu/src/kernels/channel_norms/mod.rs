@@ -1,7 +1,7 @@
 //! Norms whose statistics are sums over the pixels of channels: batch norm and group norm.
 //!
-//! The values of a channel, image by image, are split into blocks. The sums of a block are those of [`LANES`] lanes, to
-//! which its values are added in turn. So they have the same bits in row-major and in channels-last order.
+//! The values of a channel, image by image, are split into blocks. A block has [`LANES`] sums, to which its values are
+//! added in turn. So the sums have the same bits in row-major and in channels-last order.
 
 pub(crate) mod batch;
 mod channels_last;
@@ -10,12 +10,12 @@ mod row_major;
 
 use crate::channels_last::Planes;
 
-/// Sizes of a contiguous tensor, and how its sums are split.
+/// Sizes of a contiguous tensor, and the blocks that its sums are split into.
 #[derive(Clone, Copy)]
 struct Layout {
     /// Sizes of the images whose pixels are summed together.
     planes: Planes,
-    /// Number of values of a channel whose sums are added before those of the next ones.
+    /// Number of a channel's values in a block.
     block: usize,
 }
 
@@ -36,10 +36,10 @@ impl Layout {
     }
 }
 
-/// Number of sums of a block that its values are added to in turn.
+/// Number of sums of a block. The block's values are added to them in turn.
 const LANES: usize = 8;
-/// Number of values of all channels in a block: a part of a first-level cache. Smallest and largest number of values of
-/// a channel in it.
+/// Number of values of all channels in a block, which fill a part of a first-level cache; and the smallest and largest
+/// number of a channel's values in a block.
 const NEAR: usize = 1 << 13;
 const BLOCKS: [usize; 2] = [32, 256];
 

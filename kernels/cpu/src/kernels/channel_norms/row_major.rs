@@ -12,14 +12,15 @@ type Room = [MaybeUninit<f32>; BLOCKS[1]];
 /// The values of a block, which are copied to `room` if they are in several images.
 ///
 /// # Safety
-/// `x` points to the first value of a channel with this layout that has the block, and nobody writes the channel during
-/// the call and while the values are in use.
+/// - `x` points to the first value of a channel that has this layout and this block.
+/// - Nobody writes the channel during the call, or while the values are in use.
 #[inline(always)]
 unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut Room) -> &[f32] {
     let pixels = layout.planes.pixels;
     let (begin, end) = (block * layout.block, layout.count().min((block + 1) * layout.block));
     let at = |value: usize| value / pixels * layout.planes.channels * pixels + value % pixels;
-    // SAFETY: the values are the channel's, and those of an image are contiguous. The loop fills `room[..end - begin]`.
+    // SAFETY: the values belong to the channel, and the values of an image are contiguous. The loop fills `room[..end -
+    // begin]`.
     unsafe {
         if begin / pixels == (end - 1) / pixels {
             return x.read(at(begin), end - begin);

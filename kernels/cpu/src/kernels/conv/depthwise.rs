@@ -55,20 +55,20 @@ pub(super) struct Depthwise {
     taps: Vec<[Lane; 2]>,
 }
 
-/// Outputs along one dimension that read pixels of the source through a tap, and the pixel that output 0 reads.
+/// Outputs along one dimension that read pixels of the source through a tap, and the pixel that output 0 would read.
 type Lane = (Range<usize>, isize);
 
 /// The kernel of a grid or an image.
 #[derive(Debug)]
 pub(super) struct Map {
-    /// For each row of the result, the rows of the filter and the rows of the source that it reads through them.
+    /// For each row of the result, pairs of a row of the filter and the row of the source that is read through it.
     rows: Vec<SmallVec<[(usize, usize); 4]>>,
     /// The outputs of a row.
     spans: Vec<Span>,
     /// Sizes of the source and of the result.
     source: [usize; 2],
     result: [usize; 2],
-    /// Distance between what an output of a span reads and what the next one reads, and between these outputs.
+    /// Distance between the pixels that two successive outputs of a span read, and distance between these outputs.
     step: usize,
     stride: usize,
 }
@@ -79,12 +79,12 @@ struct Span {
     /// First output, and number of outputs.
     first: usize,
     count: usize,
-    /// The columns of the filter, and the column of the source that the first output reads through each.
+    /// Pairs of a column of the filter and the column of the source that the first output reads through it.
     taps: SmallVec<[(usize, usize); 4]>,
 }
 
 impl Span {
-    /// Splits all outputs along a dimension.
+    /// Splits all outputs along a dimension into spans.
     fn all(reads: &Reads) -> Vec<Span> {
         let mut spans = Vec::new();
         for phase in &reads.phases {
@@ -107,7 +107,7 @@ impl Span {
     }
 }
 
-/// A row of a result that is computed.
+/// A row of a result that is being computed.
 struct Line<'l> {
     map: &'l Map,
     /// Rows of the filter and of the source, as in [`Map::rows`].
@@ -139,8 +139,9 @@ impl Map {
     /// reordered weight.
     ///
     /// # Safety
-    /// `from` and `to` point to channels-last tensors with the sizes of the convolution, `weight` to its row-major weight.
-    /// During the call, nobody writes those that are read or uses `to`.
+    /// - `from` and `to` point to channels-last tensors with the sizes of the convolution.
+    /// - `weight` points to the convolution's row-major weight.
+    /// - During the call, nobody writes `from`, the weight or the bias, and nobody else uses `to`.
     pub(super) unsafe fn compute(
         &self,
         host: &dyn HostKernels,
@@ -181,8 +182,8 @@ widest! {
     /// Computes a row of a result.
     ///
     /// # Safety
-    /// The addresses are those of a source, of a weight and of a bias of the line's sizes, which nobody writes during the
-    /// call, and of a row, which nobody else uses.
+    /// - The line's addresses point to a source, a weight, a bias and a row of the line's sizes.
+    /// - During the call, nobody writes the source, the weight or the bias, and nobody else uses the row.
     unsafe fn compute_line(line: &Line<'_>) => run_line
 }
 
@@ -264,8 +265,8 @@ widest! {
     /// Computes the sums of a part.
     ///
     /// # Safety
-    /// The addresses are those of images and grids, which nobody writes during the call, and of sums, which nobody else
-    /// uses.
+    /// - The part's addresses point to images, grids and sums of its sizes.
+    /// - During the call, nobody writes the images or the grids, and nobody else uses the sums.
     unsafe fn compute_part(part: &Part<'_>) => run_part
 }
 
@@ -323,8 +324,8 @@ unsafe fn sums<const W: usize, const LANES: usize>(part: &Part<'_>) {
 /// Adds the products of the `W` channels of `count` pixels to one lane after the other.
 ///
 /// # Safety
-/// `grid` and `image` point to the channels of the first pixel, the others have the distances `steps`, and nobody writes
-/// them.
+/// - `grid` and `image` point to the channels of the first pixel, and the other pixels follow at the distances `steps`.
+/// - Nobody writes the pixels during the call.
 #[inline(always)]
 unsafe fn multiply<const W: usize, const LANES: usize>(
     count: usize,
@@ -378,8 +379,9 @@ impl Depthwise {
     /// Computes the weight gradient from an image and a grid. Returns false if there is no memory.
     ///
     /// # Safety
-    /// The addresses are those of dense tensors with the sizes of the convolution, images and grids channels last.
-    /// During the call, nobody writes those that are read or uses the one that is written.
+    /// - The addresses point to dense tensors with the sizes of the convolution.
+    /// - Images and grids are channels last.
+    /// - During the call, nobody writes the image or the grid, and nobody else uses the weight gradient.
     pub(super) unsafe fn to_weight(
         &self,
         host: &dyn HostKernels,

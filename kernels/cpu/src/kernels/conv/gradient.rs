@@ -39,7 +39,7 @@ pub(super) struct Gradient {
     blocks: Vec<Block>,
     /// Number of channels of a group.
     channels: usize,
-    /// Number of rows of the grid that are read before other rows, of all images.
+    /// Number of rows of the grid, over all images, that are multiplied for all tiles before the next rows.
     near: usize,
     /// Number of partial sums.
     splits: usize,
@@ -51,7 +51,7 @@ struct Tap {
     /// Rows and columns of the grid.
     rows: Range<usize>,
     columns: Range<usize>,
-    /// The pixel of the image that the grid's pixel 0 reads.
+    /// The pixel of the image that pixel 0 of the grid would read.
     first: [isize; 2],
 }
 
@@ -148,8 +148,9 @@ impl Gradient {
     /// Computes the partial sums, `[split][group][block][channel][tap][lane]`.
     ///
     /// # Safety
-    /// The addresses are those of the images, of the grids, which have [`SLACK`] floats after them if some lanes have no
-    /// filter, and of the sums. Nobody writes the first two during the call or uses the sums.
+    /// - The addresses point to the images, the grids and the sums.
+    /// - If some lanes have no filter, [`SLACK`] floats follow the grids.
+    /// - During the call, nobody writes the images or the grids, and nobody else uses the sums.
     unsafe fn sums(&self, host: &dyn HostKernels, conv: &Conv, [image, grid, sums]: [Shared<f32>; 3]) {
         let (tiles, blocks, taps) =
             (self.channels.div_ceil(self.shape.rows), self.blocks.len(), self.taps.len());
@@ -206,8 +207,8 @@ impl Gradient {
     /// Adds the partial sums, and writes them as a weight `[groups * filters, patch]`.
     ///
     /// # Safety
-    /// The addresses are those of the partial sums and of the weight. Nobody writes the first during the call or uses
-    /// the second.
+    /// - The addresses point to the partial sums and to the weight.
+    /// - During the call, nobody writes the partial sums, and nobody else uses the weight.
     unsafe fn add(&self, host: &dyn HostKernels, conv: &Conv, sums: Shared<f32>, weight: Shared<f32>) {
         let (groups, filters, patch) = (conv.groups, conv.outputs / conv.groups, self.patch());
         let (parts, all) = (patch.div_ceil(PART), groups * lanes(&self.blocks) * patch);

@@ -18,7 +18,7 @@ use tandem_executor::host::HostKernels;
 #[derive(Debug)]
 pub(super) struct Map {
     shape: Shape,
-    /// What the result's pixels read of the source, down and across.
+    /// The pixels of the source that the result's pixels read, down and across.
     reads: [Reads; 2],
     /// Number of channels of all groups in the source and in the result.
     channels: [usize; 2],
@@ -35,9 +35,9 @@ struct Phase {
     of: [usize; 2],
     /// Number of rows and columns.
     size: [usize; 2],
-    /// Rows and columns for which all that is read is in the source.
+    /// Rows and columns whose pixels only read pixels inside of the source.
     inside: [Range<usize>; 2],
-    /// The pixel of the source that the first pixel reads through each tap, and the tap's place in a panel.
+    /// For each tap, the pixel of the source that the first pixel reads through it, and the tap's index in a panel.
     taps: Vec<([isize; 2], usize)>,
     /// Number of taps whose channels are adjacent both in the source and in a panel.
     adjacent: usize,
@@ -55,12 +55,12 @@ struct Room {
     a: Vec<*const f32>,
     /// Offsets of a tile's segments.
     segments: Vec<[usize; 2]>,
-    /// Row and column of the source that each row of a tile reads through a tap that reads pixel 0 first, and the
-    /// pixel's offset in the source.
+    /// For each row of a tile, the row and the column of the source that it reads through a tap at pixel 0, and the
+    /// offset of this pixel in the source.
     read: [[usize; MOST_ROWS]; 3],
     /// Offset of each row in the result.
     written: [usize; MOST_ROWS],
-    /// Results of a tile that has lanes without a channel.
+    /// Memory for the results of a tile that has lanes without a channel.
     apart: [f32; MOST_ROWS * MOST_LANES],
 }
 
@@ -77,7 +77,7 @@ impl Room {
 }
 
 impl Map {
-    /// The map to the grid, or to the image, whose pixels read what `reads` says, down and across.
+    /// The map to the grid, or to the image. `reads` has the pixels that its pixels read, down and across.
     pub(super) fn of(conv: &Conv, reads: [Reads; 2], to_grid: bool) -> Map {
         let shape = Shape::of_cpu();
         let (filters, each) = (conv.outputs / conv.groups, conv.inputs / conv.groups);
@@ -119,8 +119,8 @@ impl Map {
     /// Computes the results of `n` images from sources and weights.
     ///
     /// # Safety
-    /// The addresses are those of dense tensors, sources and results channels last. During the call, nobody writes
-    /// those that are read or uses the one that is written.
+    /// - The addresses point to dense tensors; sources and results are channels last.
+    /// - During the call, nobody writes the sources, the weights or the bias, and nobody else uses the results.
     pub(super) unsafe fn compute(
         &self,
         host: &dyn HostKernels,
@@ -147,7 +147,7 @@ impl Map {
         })
     }
 
-    /// Writes what is added to the sums, for each lane of each group.
+    /// Writes the initial value of the sums, for each lane of each group.
     ///
     /// # Safety
     /// `bias` has an element per channel of the result.
@@ -164,8 +164,9 @@ impl Map {
     /// Computes all tiles of the result.
     ///
     /// # Safety
-    /// The addresses are those of the sources, as many zeros as there are inner channels, the panels, what is added to the
-    /// sums, and the results. Nobody writes what is read during the call or uses the results.
+    /// - The addresses point to the sources, to as many zeros as there are inner channels, to the panels, to the
+    ///   initial value of the sums, and to the results.
+    /// - During the call, nobody else uses the results, and nobody writes the other memory.
     unsafe fn tiles(&self, host: &dyn HostKernels, n: usize, tensors: [Shared<f32>; 5]) {
         let tiles_of = |phase: &Phase| (n * phase.pixels()).div_ceil(self.shape.rows);
         let mut ends = Vec::with_capacity(self.phases.len());
@@ -173,7 +174,8 @@ impl Map {
             ends.push(ends.last().copied().unwrap_or(0) + tiles_of(phase));
         }
         let (all, blocks) = (ends.last().copied().unwrap_or(0), &self.panels.blocks);
-        // Tiles whose sources are near each other are computed for all blocks before the next ones.
+        // Neighbouring tiles are computed for all blocks of channels before the next tiles, because their sources are
+        // near each other.
         let source = n * self.reads[0].source * self.reads[1].source * self.channels[0] * size_of::<f32>();
         let near = (NEAR * all / source.max(1)).clamp(1, all.max(1));
         let group_items = all * blocks.len();
@@ -196,7 +198,8 @@ impl Map {
         });
     }
 
-    /// Finds the pixels of a tile and their offsets in the result. Returns whether all that they read is in the source.
+    /// Finds the pixels of a tile and their offsets in the result. Returns whether all pixels that they read are in the
+    /// source.
     fn place(&self, phase: &Phase, pixels: Range<usize>, room: &mut Room) -> bool {
         let [down, across] = [0, 1].map(|d| (&self.reads[d], &self.reads[d].phases[phase.of[d]]));
         let (mut image, at) = (pixels.start / phase.pixels(), pixels.start % phase.pixels());
@@ -204,7 +207,7 @@ impl Map {
         let (mut inside, [height, width]) = (true, [down.0.source, across.0.source]);
         let [rows, columns, offsets] = &mut room.read;
         let mut begin = 0;
-        // Pixels of a row of the phase at a time.
+        // Each round takes pixels of one row of the phase.
         while begin < pixels.len() {
             let count = (pixels.len() - begin).min(phase.size[1] - column);
             let (y, x) = (row * down.0.step, column * across.0.step);
@@ -229,8 +232,9 @@ impl Map {
     /// Computes a block of channels of some pixels.
     ///
     /// # Safety
-    /// The requirements are those of [`Map::tiles`], and the pixels are some of the phase's in all images, at most
-    /// `self.shape.rows` of them.
+    /// - The requirements of [`Map::tiles`].
+    /// - The pixels are pixels of the phase, counted over all images.
+    /// - There are at most `self.shape.rows` pixels.
     unsafe fn tile(
         &self,
         [source, zeros, panels, start, to]: [Shared<f32>; 5],
@@ -245,7 +249,7 @@ impl Map {
         let inside = self.place(phase, pixels, room);
         let [height, width] = [0, 1].map(|d| self.reads[d].source);
         let source = source.get().cast_const().wrapping_add(group * inner);
-        // Distance in the source to what is read through a tap.
+        // Distance in the source from pixel 0 to the pixel that is read through a tap.
         let apart = |[y, x]: [isize; 2]| (y * width as isize + x) * self.channels[0] as isize;
         let adjacent = if inside { phase.adjacent } else { 1 };
         let count = if inside { rows } else { phase.taps.len() * rows };

@@ -46,8 +46,8 @@ const FEW: usize = 4;
 enum Way {
     Direct(Box<Direct>),
     Patches(Conv),
-    /// A convolution of images that have one pixel each, which is the product of two matrices. If the weight gradient
-    /// sums over many of them, it is computed in parts.
+    /// A convolution of images of one pixel each, which is the product of two matrices. If the weight gradient sums
+    /// over many images, it is computed in parts.
     Pixels(Conv, Option<Gradient>),
     Depthwise(Box<Depthwise>),
 }

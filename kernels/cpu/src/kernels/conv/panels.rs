@@ -19,7 +19,7 @@ pub(super) struct Block {
     pub(super) first: usize,
     /// Number of channels.
     pub(super) channels: usize,
-    /// Number of lanes, which is not less than that of channels.
+    /// Number of lanes, which is at least the number of channels.
     pub(super) lanes: usize,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Panels {
     pub(super) by_filter: bool,
     /// Blocks of lanes.
     pub(super) blocks: Vec<Block>,
-    /// Place of each tap among the taps of a block, for taps that are used.
+    /// Index of each tap among the taps of a block; `None` for taps that are not used.
     pub(super) places: Vec<Option<usize>>,
 }
 
@@ -80,14 +80,14 @@ impl Panels {
     /// Lays out a weight.
     ///
     /// # Safety
-    /// `weight` has the sizes of this layout, and nobody writes it during the call. `to` has room for `self.len()`
-    /// floats, which nobody else uses.
+    /// - `weight` has the sizes of this layout, and nobody writes it during the call.
+    /// - `to` has room for `self.len()` floats, which nobody else uses.
     pub(super) unsafe fn lay_out(&self, host: &dyn HostKernels, weight: Shared<f32>, to: Shared<f32>) {
         let (taps, patch) = (self.places.len(), self.places.len() * self.channels);
         let rows = if self.by_filter { patch.div_ceil(BLOCK) } else { self.filters };
         let (all, blocks) = (self.groups * self.filters * patch, self.blocks.len());
         let each = MOVE * MOST_LANES * if self.by_filter { BLOCK } else { taps };
-        // Offsets of the columns, in lines of lanes.
+        // Offsets of the columns in a panel. The unit is a line: the lanes of a tap and an inner channel.
         let inner = self.inner();
         let offsets: Vec<Option<usize>> = match self.by_filter {
             true => (0..patch).map(|at| Some(self.places[at % taps]? * inner + at / taps)).collect(),
@@ -106,8 +106,8 @@ impl Panels {
                     false => (from + row * patch + block.first * taps, taps, 0..taps),
                 };
                 let to_row = if self.by_filter { 0 } else { row * block.lanes };
-                // SAFETY: the rows and columns are inside the weight, which has `all` floats, and each place has room
-                // for the block's lanes. Items have different places.
+                // SAFETY: the rows and columns are inside the weight, which has `all` floats. Each item writes lines of
+                // its own, and each line has room for the block's lanes.
                 unsafe {
                     let lines = Lines {
                         from: weight.at(from),
@@ -126,10 +126,10 @@ impl Panels {
     }
 }
 
-/// A matrix whose columns are copied to other places, or the sum of several such matrices.
+/// A matrix whose columns are copied to given offsets, or the sum of several such matrices.
 pub(super) struct Lines {
     pub(super) from: *const f32,
-    /// Distance of rows.
+    /// Distance between rows.
     pub(super) step: usize,
     /// Number of floats from `from` to the end of the memory.
     pub(super) left: usize,
@@ -142,12 +142,13 @@ pub(super) struct Lines {
 
 with_vectors! {
     /// Copies each column of a matrix to its offset from `to`, followed by zeros up to a length of `length` floats.
-    /// Columns without an offset are left out; the unit of offsets is `unit` floats.
+    /// Columns without an offset are left out. The unit of offsets is `unit` floats.
     ///
     /// # Safety
-    /// The matrix is in live memory, with `left` floats from its beginning on, and nobody writes it during the call.
-    /// `length` is not less than the number of rows, and `offsets` has an item per column. Each place has room for the
-    /// column and is used by nobody else.
+    /// - The matrix is in live memory, with `left` floats from its beginning on, and nobody writes it during the call.
+    /// - `length` is not less than the number of rows.
+    /// - `offsets` has an item per column.
+    /// - At each offset there is room for `length` floats, which nobody else uses.
     pub(super) unsafe fn turn(lines: &Lines, length: usize, to: *mut f32, offsets: &[Option<usize>], unit: usize) => run_turn
 }
 
@@ -193,7 +194,7 @@ unsafe fn run_turn<T: Vector>(
                 }
                 T::transpose(&mut block);
                 let width = T::LANES.min(length - row);
-                // The number of steps is a constant, so that the block stays in registers.
+                // The number of steps is constant, so that the block stays in registers.
                 for i in 0..T::LANES {
                     let Some(offset) = (if i < columns { offsets[column + i] } else { None }) else {
                         continue;

@@ -9,7 +9,7 @@ use crate::kernels::scratch::with_scratch;
 use tandem_executor::host::HostKernels;
 
 impl Conv {
-    /// Whether the patches are equal to the image, so that it is multiplied in place.
+    /// Whether the patches are equal to the image, so that the image itself is multiplied.
     fn is_plain(&self) -> bool {
         self.pixels() == 1 && self.is_pointwise()
     }

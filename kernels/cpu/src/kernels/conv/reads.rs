@@ -1,4 +1,4 @@
-//! One spatial dimension of a convolution: which pixels of a source each output pixel reads.
+//! One spatial dimension of a convolution: the pixels of a source that each output pixel reads.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use crate::kernels::conv::geometry::Conv;
 pub(super) struct Reads {
     /// Number of pixels of the source.
     pub(super) source: usize,
-    /// Distance between what an output reads and what the next one of its phase reads.
+    /// Distance between the pixels that two successive outputs of a phase read through a tap.
     pub(super) step: usize,
-    /// Distance between an output and the next one of its phase.
+    /// Distance between two successive outputs of a phase.
     pub(super) stride: usize,
     /// The outputs that read through the same taps of the filter.
     pub(super) phases: Vec<Phase>,
@@ -23,13 +23,13 @@ pub(super) struct Phase {
     /// First output and number of outputs.
     pub(super) first: usize,
     pub(super) count: usize,
-    /// The taps, and the pixel that the first output reads through each, in the order of the pixels. Pixels outside of
-    /// the source are zero.
+    /// Pairs of a tap and the pixel that the first output reads through it, in the order of the pixels. Pixels outside
+    /// of the source are zero.
     pub(super) taps: Vec<(usize, isize)>,
 }
 
 impl Reads {
-    /// What pixels of the grid read of the image.
+    /// The pixels of the image that pixels of the grid read.
     pub(super) fn of_grid(conv: &Conv, d: usize) -> Reads {
         let first = |tap: usize| (tap * conv.dilation[d]) as isize - conv.padding[d] as isize;
         let taps = (0..conv.filter[d]).map(|tap| (tap, first(tap))).collect();
@@ -37,8 +37,8 @@ impl Reads {
         Reads { source: conv.size[d], step: conv.stride[d], stride: 1, phases }
     }
 
-    /// What pixels of the image read of the grid: pixel `y` reads grid pixel `(y + padding - tap * dilation) / stride`
-    /// through each tap for which that is a whole number.
+    /// The pixels of the grid that pixels of the image read. Through a tap, pixel `y` reads grid pixel `(y + padding -
+    /// tap * dilation) / stride` if this is a whole number.
     pub(super) fn of_image(conv: &Conv, d: usize) -> Reads {
         let (stride, dilation, padding) = (conv.stride[d], conv.dilation[d], conv.padding[d]);
         let phase = |number: usize| {
@@ -53,15 +53,15 @@ impl Reads {
         Reads { source: conv.out[d], step: 1, stride, phases }
     }
 
-    /// The outputs of a phase, counted from its first one, for which the pixel is in the source if the first output reads
-    /// pixel `start`.
+    /// The outputs of a phase, counted from 0, that read a pixel inside of the source through a tap by which the first
+    /// output reads pixel `start`.
     pub(super) fn inside(&self, phase: &Phase, start: isize) -> Range<usize> {
         let begin = start.min(0).unsigned_abs().div_ceil(self.step);
         let end = ((self.source as isize - start).max(0) as usize).div_ceil(self.step).min(phase.count);
         begin.min(end)..end
     }
 
-    /// The outputs of a phase for which all pixels are in the source.
+    /// The outputs of a phase that only read pixels inside of the source.
     pub(super) fn all_inside(&self, phase: &Phase) -> Range<usize> {
         let all = phase.taps.iter().map(|(_, start)| self.inside(phase, *start));
         all.reduce(|a, b| a.start.max(b.start)..a.end.min(b.end)).unwrap_or(0..phase.count)
@@ -95,7 +95,7 @@ mod tests {
         })
     }
 
-    /// All pairs of an output and what it reads: the output, the tap and the pixel of the source.
+    /// For all outputs and all pixels that they read: the output, the tap and the pixel of the source.
     fn pairs(reads: &Reads) -> Vec<[usize; 3]> {
         let mut pairs = Vec::new();
         for phase in &reads.phases {

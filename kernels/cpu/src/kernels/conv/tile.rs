@@ -15,7 +15,7 @@ pub(super) const MOST_LANES: usize = 32;
 pub(super) const NEAR: usize = 1 << 18;
 /// Number of multiplications that cost as much as an element of a simple loop.
 pub(super) const PRODUCTS: usize = 16;
-/// Offsets of rows that are all at the same place.
+/// Offsets of rows that all have the same address.
 pub(super) static SAME: [usize; MOST_ROWS] = [0; MOST_ROWS];
 
 /// The shape of the tiles that fill the registers of a CPU.
@@ -30,8 +30,8 @@ pub(super) struct Shape {
 
 /// The rows of a tile's left operand.
 pub(super) enum Rows<'t> {
-    /// The address of each row: the same rows for all segments, or rows for each segment. Values for successive `k` are
-    /// adjacent.
+    /// The address of each row, either the same rows for all segments or other rows for each segment. Values for
+    /// successive `k` are adjacent.
     Anywhere(&'t [*const f32]),
     /// The address of the first row. Values of successive rows are adjacent; `k` has this stride.
     Adjacent(*const f32, usize),
@@ -72,9 +72,9 @@ impl Shape {
     /// Computes a tile with this number of lanes, which [`Shape::lanes`] returned.
     ///
     /// # Safety
-    /// The tile has between 1 and `self.rows` rows, and there is an offset for each of them in `start` and `to`. All
-    /// that it reads is in live memory that nobody writes, unless `start` and `to` are the same, and nobody else
-    /// uses the results.
+    /// - The tile has between 1 and `self.rows` rows, and `start` and `to` have an offset for each row.
+    /// - All memory that the tile reads is live, and nobody writes it; `start` and `to` may be the same memory.
+    /// - Nobody else uses the results.
     pub(super) unsafe fn compute(self, tile: &Tile<'_>, lanes: usize) {
         let (wide, adjacent) = (lanes > self.vector, matches!(tile.a, Rows::Adjacent(..)));
         // SAFETY: `units` detected the features of the chosen version, and the caller meets the other requirements.

@@ -10,7 +10,7 @@ use crate::kernels::{count, dimension, each_row, is_contiguous, output, tensor};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
 
-/// Maximum number of elements of a row, which one thread looks at.
+/// Maximum number of elements of a row. One thread looks at all of them.
 const LONGEST: usize = 1 << 16;
 /// Number of elements between two decisions to stop.
 const PIECE: usize = 256;

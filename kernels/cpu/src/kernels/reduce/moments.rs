@@ -70,8 +70,8 @@ pub fn deviation(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     spread(call, outputs, f64::sqrt)
 }
 
-/// Kernel of a number that follows from the sum of a row's squared distances from its mean, divided by its length
-/// without the correction.
+/// Kernel of a number that `stored` computes from the sum of the squares of a row's distances from its mean, divided by
+/// the row's length less the correction.
 fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<Kernel> {
     let given = !matches!(call.args.get(2)?, Arg::None);
     let correction = given.then_some(Param::Number(2, 0, Ty::F64));

@@ -1,6 +1,6 @@
 //! Sums and means over dimensions.
 //!
-//! Elements are added in blocks of a fixed size, in the order of [`accumulate`]; then the blocks' sums are added.
+//! Elements are added in blocks of a fixed size, in the order of [`accumulate`]. Then the sums of the blocks are added.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
@@ -54,7 +54,7 @@ fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Wind
     (count(&y.sizes) == outer * inner).then_some((x, y, shape, by))
 }
 
-/// A sum over rows that a group can end in; `None` for a sum over other dimensions.
+/// The sum as a sum over rows, with which a group can end; `None` for a sum over other dimensions.
 fn of_rows(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<RowSums> {
     let (from, to, [rows, n, inner], by) = parts(call, outputs, mean)?;
     (inner == 1).then_some(RowSums { from, times: None, to, rows: RowShape { rows, n, by } })
@@ -122,7 +122,7 @@ pub fn mean(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     summing(call, outputs, true)
 }
 
-/// The dot product of two vectors, as a sum that a group can end in.
+/// The dot product of two vectors as a sum over rows, with which a group can end.
 pub fn of_products(call: &Call<'_>, outputs: &Outputs) -> Option<RowSums> {
     let (from, times) = (contiguous(call, 0, Mem::F32)?, contiguous(call, 1, Mem::F32)?);
     let (to, n) = (output(outputs)?, count(&from.sizes));
