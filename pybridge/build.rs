@@ -127,7 +127,7 @@ struct Shim<'a> {
     cc: cc::Build,
     torch: &'a Torch,
     system: String,
-    /// What the compiler says of its version.
+    /// The compiler's description of its version.
     compiler: String,
     objects: PathBuf,
 }
@@ -213,7 +213,7 @@ impl Shim<'_> {
         }
         match self.system.as_str() {
             "windows" => command.arg("/LD").arg(format!("/Fe:{}", shim.display())),
-            // What blas.cpp declares weak may be missing.
+            // Symbols that blas.cpp declares weak may be missing.
             "macos" => command.args(["-shared", "-Wl,-undefined,dynamic_lookup", "-o"]).arg(&shim),
             // torch has an OpenMP library of its own, so none is linked.
             _ => {
@@ -318,7 +318,7 @@ fn read(file: &Path, texts: &mut BTreeMap<PathBuf, String>) {
     }
 }
 
-/// What a compiler or linker has written: MSVC's write to the standard output.
+/// The messages of a compiler or linker. MSVC's tools write messages to the standard output.
 fn messages(out: &Output) -> String {
     [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }

@@ -42,7 +42,7 @@ enum Access {
     Call(Py<PyAny>),
 }
 
-/// What a value has to be.
+/// The requirement that a value has to meet.
 enum Expected {
     /// Any object, or none.
     Any,

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Backward, Frame, Location, Locations, StackId, fold_recursion};
 
-/// What is known about the place in the program that issued a call.
+/// The place in the program that issued a call, as far as it is known.
 #[derive(Debug, Default)]
 pub struct Site {
     /// Whether the call comes from the program's thread.

@@ -138,7 +138,9 @@ def imported_when_loaded(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def graph_of_the_package() -> dict[Module, set[Module]]:
-    """What each module of the Python package imports of it when it is loaded, in all folders."""
+    """The modules of the Python package that each of its modules imports when it is loaded, in
+    all folders.
+    """
     texts: dict[Module, str] = {("torch_tandem", "_core"): ""}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -146,7 +148,8 @@ def graph_of_the_package() -> dict[Module, set[Module]]:
     edges: dict[Module, set[Module]] = {}
     for module, text in texts.items():
         names = [(*source.split("."), name) for source, name in imported_when_loaded(ast.parse(text))]
-        # What is imported from a folder is a module of it, or else a name in its own module.
+        # A name that is imported from a folder is a module of the folder, or else a name in the folder's own
+        # module.
         found = {name if name in texts else name[:-1] for name in names}
         edges[module] = found & texts.keys() - {module}
     return edges

@@ -1,4 +1,4 @@
-//! What plans can fuse on the CPU executor: expressions, kernels, and sums over rows.
+//! The computations that plans can fuse on the CPU executor: expressions, kernels, and sums over rows.
 
 use tandem_tracegraph::call::Place;
 

@@ -63,12 +63,12 @@ use crate::storage::{FreshStorage, Storages, died};
 use crate::timeline::Python;
 use crate::torch::Torch;
 
-/// What a call needs before it can complete.
+/// The condition for a call to complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// Nothing: the sink has received the outputs.
+    /// None: the sink has received the outputs.
     Done,
-    /// The Python stack.
+    /// The engine must get the Python stack.
     NeedStack,
     /// GraphRunner must pass this position first. The flag says whether the wait is part of a fetch.
     NeedTicket(Ticket, bool),

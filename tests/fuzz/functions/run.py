@@ -132,7 +132,9 @@ def _gradients(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 @dataclass
 class Shown:
-    """What of tensors is compared, and numbers for objects and storages, which show what is shared."""
+    """The properties of tensors that are compared, and numbers for objects and storages, which show what is
+    shared.
+    """
 
     has_versions: bool
     has_gradients: bool

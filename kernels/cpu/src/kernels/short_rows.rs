@@ -1,13 +1,13 @@
-//! Rows of few elements. A kernel computes 16 of them at a time, each in a SIMD lane of its own, since code for one row
+//! Rows of few elements. A kernel computes 16 rows at a time, each in a SIMD lane of its own, since code for one row
 //! would spend most of its time on calls and on filling vectors.
 //!
-//! The elements of a row are added in their order, as [`super::accumulate`] adds so few. Results are bitwise those of a
-//! kernel for one row.
+//! The elements of a row are added in their order, as [`super::accumulate`] adds so few elements. Results are bitwise
+//! the same as in a kernel for one row.
 
 use crate::kernels::each_row;
 use tandem_executor::host::HostKernels;
 
-/// Number of elements from which a row is no longer short.
+/// Smallest number of elements of a row that is not short.
 pub const LONG: usize = 16;
 /// Number of rows that are computed at a time.
 pub const ROWS: usize = 16;
@@ -35,7 +35,7 @@ impl Tile {
         Tile { elements, n }
     }
 
-    /// Stores the rows that there is room for.
+    /// Stores as many rows as there is room for in `rows`.
     #[inline(always)]
     pub fn store(&self, rows: &mut [f32]) {
         for (r, row) in rows.chunks_exact_mut(self.n).enumerate() {
@@ -95,7 +95,7 @@ impl Tile {
         sums
     }
 
-    /// What `better` makes of the elements of each row, one after the other.
+    /// Folds the elements of each row by `better`, in order.
     #[inline(always)]
     pub fn folded(&self, better: impl Fn(f32, f32) -> f32) -> Lanes {
         let mut best = self.elements[0];
