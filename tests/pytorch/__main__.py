@@ -1,7 +1,7 @@
 """Runs PyTorch's own tests on this device.
 
-python -m tests.pytorch --only errors -k '/add/' # some of the tests, with the failures python -m
-tests.pytorch --write docs/conformance-pytorch.md
+python -m tests.pytorch --only errors -k '/add/'        # some of the tests, with the failures
+python -m tests.pytorch --write docs/conformance-pytorch.md
 """
 
 import argparse

@@ -19,7 +19,7 @@ REMEMBERED, LATEST = 4, 16
 # Maximum number of recorded calls whose backward passes have not run.
 WAITING = 16
 
-# The beginning of the shim's reason for which a result keeps the graph that autograd has recorded.
+# The first words of the shim's message that a result keeps the graph which autograd has recorded.
 NOT_ATTACHED = "a result requires grad, and"
 
 _ops = torch.ops.torch_tandem
