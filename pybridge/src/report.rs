@@ -420,13 +420,13 @@ fn operators(engine: &Engine, report: &counters::Report, kernels: &[(Ops, Kernel
 }
 
 /// Maximum number of kernels in a report.
-const MOST_KERNELS: usize = 200;
+const MAX_KERNELS: usize = 200;
 
 /// Returns the kernels with the longest total time.
 fn most_time(engine: &Engine, kernels: &[(Ops, KernelTime)], lines: &mut Lines) -> Vec<Kernel> {
     let mut most: Vec<&(Ops, KernelTime)> = kernels.iter().collect();
     most.sort_by(|a, b| b.1.ns.cmp(&a.1.ns).then_with(|| a.0.cmp(&b.0)));
-    most.truncate(MOST_KERNELS);
+    most.truncate(MAX_KERNELS);
     let line = |(ops, time): &(Ops, KernelTime)| {
         let nodes =
             || ops.iter().filter(|id| id.index() < engine.graph().len()).map(|id| engine.graph().node(*id));

@@ -49,7 +49,7 @@ const FIRST_ITERATION: u64 = 1;
 
 /// Number of nodes that may differ only in the values of their attributes. An attribute with more values than that
 /// probably has a new value in each iteration.
-const MOST_CASES: u32 = 64;
+const MAX_CASES: u32 = 64;
 
 impl Default for TraceGraph {
     fn default() -> Self {
@@ -211,14 +211,14 @@ impl TraceGraph {
         }
     }
 
-    /// The key of a call. Once an attribute has had [`MOST_CASES`] values at a location, calls with further values
+    /// The key of a call. Once an attribute has had [`MAX_CASES`] values at a location, calls with further values
     /// share one node and run at once. Otherwise the graph would grow with each iteration.
     pub fn key(&self, call: &Call<'_>, info: &OpInfo, location: LocationId) -> NodeKey {
         let key = NodeKey::of(call, info, location);
         if self.by_key.contains_key(&key) {
             return key;
         }
-        let is_common = |folded: &NodeKey| self.cases.get(&hash(folded)).is_some_and(|n| *n >= MOST_CASES);
+        let is_common = |folded: &NodeKey| self.cases.get(&hash(folded)).is_some_and(|n| *n >= MAX_CASES);
         key.folded().filter(is_common).unwrap_or(key)
     }
 

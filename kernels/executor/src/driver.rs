@@ -15,7 +15,7 @@ use crate::run::{BlockRun, Event, OpRun, Profile, Program, Span, Tally, tally, w
 
 /// Number of pending measurements after which the driver asks the device for their times, which waits for the device's
 /// work.
-const MOST_AWAITED: u32 = 1 << 14;
+const MAX_AWAITED: u32 = 1 << 14;
 
 /// An executor on a device, with the program, its plans and the profile.
 pub struct Driver<D: Device> {
@@ -102,7 +102,7 @@ impl<D: Device> Executor for Driver<D> {
         if !run.fetched {
             device.end_run();
         }
-        if profile.next() > MOST_AWAITED {
+        if profile.next() > MAX_AWAITED {
             profile.took(&device.measured());
         }
     }

@@ -220,9 +220,8 @@ pub enum Node {
         buf: u32,
         /// Index of the element in the buffer.
         at: E,
-        /// Condition and default. The buffer is read only where the condition is true; elsewhere the value is the
-        /// default.
-        guard: Option<(E, E)>,
+        /// Where the buffer is read, if not everywhere.
+        guard: Option<Guard>,
     },
     /// See [`Un`].
     Un(Un, E),
@@ -249,6 +248,15 @@ pub enum Node {
     Item(E, usize),
 }
 
+/// Condition under which a buffer is read.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    /// The condition.
+    pub condition: E,
+    /// Value where the condition is false.
+    pub default: E,
+}
+
 #[derive(Debug)]
 pub struct Typed {
     pub node: Node,
@@ -273,10 +281,7 @@ impl E {
             Node::Var(v) => free.push(*v),
             Node::Load { at, guard, .. } => {
                 add(at);
-                guard.iter().for_each(|(c, d)| {
-                    add(c);
-                    add(d);
-                });
+                guard.iter().flat_map(|g| [&g.condition, &g.default]).for_each(add);
             }
             Node::Un(_, a) | Node::Cast(a) | Node::Item(a, _) => add(a),
             Node::Bin(_, a, b) => {
@@ -344,8 +349,8 @@ impl E {
         E::new(ty, Node::Param(word))
     }
 
-    /// Element `at` of buffer `buf`; `guard` is a condition and the value where it is false.
-    pub fn load(mem: Mem, buf: u32, at: E, guard: Option<(E, E)>) -> E {
+    /// Element `at` of buffer `buf`, which is read where `guard` says.
+    pub fn load(mem: Mem, buf: u32, at: E, guard: Option<Guard>) -> E {
         E::new(mem.ty(), Node::Load { buf, at, guard })
     }
 

@@ -92,27 +92,33 @@ pub fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
 }
 
 /// Sizes and strides of a tensor.
-pub type View<'v> = (&'v [i64], &'v [i64]);
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct View<'v> {
+    /// Sizes.
+    pub sizes: &'v [i64],
+    /// Strides in elements.
+    pub strides: &'v [i64],
+}
 
 /// Strides of a new output of an element-wise op whose operands have these sizes and strides. As in
 /// `TensorIterator`, the output keeps the operands' order of dimensions.
 pub fn output_strides(sizes: &[i64], operands: &[View<'_>]) -> Dims {
     let ndim = sizes.len();
-    let same_shape = operands.iter().all(|(own, _)| *own == sizes);
+    let same_shape = operands.iter().all(|o| o.sizes == sizes);
     if same_shape && let [first, rest @ ..] = operands {
-        if operands.iter().all(|(sizes, strides)| is_contiguous(sizes, strides)) {
+        if operands.iter().all(|o| is_contiguous(o.sizes, o.strides)) {
             return dense(sizes);
         }
         for format in [4, 5] {
-            if ndim == format && operands.iter().all(|(sizes, strides)| is_channels_last(sizes, strides)) {
+            if ndim == format && operands.iter().all(|o| is_channels_last(o.sizes, o.strides)) {
                 return channels_last(sizes);
             }
         }
-        if rest.iter().all(|o| o.1 == first.1) && is_dense(sizes, first.1) {
-            return first.1.into();
+        if rest.iter().all(|o| o.strides == first.strides) && is_dense(sizes, first.strides) {
+            return first.strides.into();
         }
     }
-    let strides: Vec<Dims> = operands.iter().map(|(own, strides)| expanded(own, strides, sizes)).collect();
+    let strides: Vec<Dims> = operands.iter().map(|o| expanded(o.sizes, o.strides, sizes)).collect();
     let mut order: Vec<usize> = (0..ndim).rev().collect();
     let swap = |a: usize, b: usize| {
         for s in &strides {

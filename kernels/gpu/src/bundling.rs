@@ -151,14 +151,14 @@ impl Layout {
 
 /// Maximum number of elements of a member. Larger tensors gain nothing from a shared launch, and lose time by choosing
 /// the member's buffers.
-const MOST_ELEMENTS: u32 = 1 << 20;
+const MAX_ELEMENTS: u32 = 1 << 20;
 
 /// The loads of a map, if it may be a member of a bundle: its stores must be unconditional, and its values must have no
 /// loops, draws or faults.
 fn loads_of_member(kernel: &Kernel, int16: bool) -> Option<Vec<E>> {
     let Skeleton::Map { stores, lanes, .. } = &kernel.skeleton else { return None };
     let plain = |s: &Store| s.put == Put::Assign && s.guard.is_none();
-    let small = kernel.elements().is_some_and(|elements| elements <= MOST_ELEMENTS);
+    let small = kernel.elements().is_some_and(|elements| elements <= MAX_ELEMENTS);
     if !small || !kernel.faults.is_empty() || kernel.first.is_some() || !stores.iter().all(plain) {
         return None;
     }

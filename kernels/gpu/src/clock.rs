@@ -7,7 +7,7 @@
 use crate::device::Gpu;
 
 /// Maximum number of kernels of a submission that are measured. The times of further kernels count as 0.
-const MOST: u32 = 2048;
+const MAX_MEASURED: u32 = 2048;
 
 /// Measurements of kernels.
 #[derive(Debug)]
@@ -33,11 +33,11 @@ impl Clock {
         let set = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
             label: Some("timestamps"),
             ty: wgpu::QueryType::Timestamp,
-            count: 2 * MOST,
+            count: 2 * MAX_MEASURED,
         });
         let resolved = gpu.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("timestamps"),
-            size: u64::from(MOST) * 16,
+            size: u64::from(MAX_MEASURED) * 16,
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
@@ -58,7 +58,7 @@ impl Clock {
     /// The timestamps of a kernel's pass; `None` if the submission has no timestamps left.
     pub fn of_pass(&mut self, measurement: u32) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         let at = self.encoded.len() as u32;
-        if at == MOST {
+        if at == MAX_MEASURED {
             return None;
         }
         self.encoded.push(measurement);

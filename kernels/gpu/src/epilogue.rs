@@ -10,12 +10,12 @@ use crate::linear::{buffer, operands};
 use crate::store::{Put, Ref, Store, Tensor};
 use tandem_executor::ir::{E, Mem, Node, Ty, Un};
 use tandem_executor::plan::{Before, Draft, Feed, Held, Lane, Slot};
-use tandem_executor::shapes::Dims;
+use tandem_executor::shapes::{Dims, View};
 
 /// Maximum [`weight`] of an epilogue that is printed for each matrix of a subgroup. Without a limit, gelu written as
 /// nine operators that store their results was inlined 16 times, and the first steps of a GPT-2 in bfloat16 took more
 /// than half a minute on an H200.
-const MOST_COPIED: usize = 80;
+const MAX_COPIED: usize = 80;
 
 /// Whether a kernel is a contraction of halves, which has a copy of its epilogue for each matrix on adapters with matrix
 /// units.
@@ -114,7 +114,7 @@ impl<'d> Epilogue<'d> {
         }
         let weight = weight(&all);
         **stores = all;
-        if has_copies(k, &skeleton) && weight > MOST_COPIED {
+        if has_copies(k, &skeleton) && weight > MAX_COPIED {
             return None;
         }
         k.skeleton = skeleton;
@@ -127,7 +127,7 @@ impl<'d> Epilogue<'d> {
         for (number, (window, used)) in self.lane.windows.iter().zip(&self.used).enumerate() {
             tensors.push(used.filter(|_| number != self.made).map(|written| {
                 let offset = Some(offset(self.slots[window.slot as usize], window.mem));
-                k.window_from(offset, Ref::Slot(window.slot), window.mem, (&[], &[]), written)
+                k.window_from(offset, Ref::Slot(window.slot), window.mem, View::default(), written)
             }));
         }
         let address = |number: usize| {

@@ -16,6 +16,7 @@ use crate::store::{Ref, Store, Tensor, Word};
 use crate::walk::Put;
 use tandem_executor::ir::{E, Node};
 use tandem_executor::plan::{Draft, Feed, Lane, Slot};
+use tandem_executor::shapes::View;
 
 /// A compiled group.
 pub struct KernelGroup {
@@ -127,7 +128,8 @@ fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option
     for ((window, strides), used) in lane.windows.iter().zip(&strides).zip(&used) {
         tensors.push(used.map(|written| {
             let offset = Some(offset(slots[window.slot as usize], window.mem));
-            k.window_from(offset, Ref::Input(buffer(window.slot)), window.mem, (&sizes, strides), written)
+            let view = View { sizes: &sizes, strides };
+            k.window_from(offset, Ref::Input(buffer(window.slot)), window.mem, view, written)
         }));
     }
     let mut fits = true;
@@ -136,7 +138,7 @@ fn kernel_of(lane: &Lane, slots: &[Slot], buffer: &dyn Fn(u16) -> u32) -> Option
         all.filter_map(|(t, _)| t.as_ref()).collect()
     };
     k.walk(&sizes, &of(true), &of(false), |k, coords, number, put| {
-        let stores = stores(k, lane, &tensors, (coords, number), put);
+        let stores = stores(k, lane, &tensors, coords, number, put);
         fits = stores.is_some();
         stores.unwrap_or_default()
     });
@@ -148,7 +150,8 @@ fn stores(
     k: &mut Kernel,
     lane: &Lane,
     tensors: &[Option<Tensor>],
-    (coords, number): (&[E], &E),
+    coords: &[E],
+    number: &E,
     put: Put<'_>,
 ) -> Option<Vec<Store>> {
     let mut known = FxHashMap::default();

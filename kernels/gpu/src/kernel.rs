@@ -13,7 +13,8 @@ use crate::squares::Squares;
 use crate::store::{Buf, Put, Ref, Scan, Stage, Store, Tensor, Word};
 use crate::tiling::{Extent, Tiling, ceil_div};
 use tandem_executor::error::Fault;
-use tandem_executor::ir::{E, Mem, Node, Ty, Var, larger};
+use tandem_executor::ir::{E, Guard, Mem, Node, Ty, Var, larger};
+use tandem_executor::shapes::View;
 
 /// Assignment of work to threads.
 #[derive(Clone, Debug)]
@@ -202,13 +203,18 @@ impl Kernel {
         first
     }
 
+    /// Adds a parameter for a number among the call's arguments.
+    pub fn number(&mut self, arg: usize, ty: Ty) -> E {
+        self.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
+    }
+
     /// Adds a window on a tensor. Windows on the same tensor share its buffer.
     pub fn window(&mut self, tensor: Ref, mem: Mem, sizes: &[i64], strides: &[i64], written: bool) -> Tensor {
         let offset = match tensor {
             Ref::Input(_) => Some(Word::Offset(tensor, mem)),
             Ref::Fresh(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => None,
         };
-        self.window_from(offset, tensor, mem, (sizes, strides), written)
+        self.window_from(offset, tensor, mem, View { sizes, strides }, written)
     }
 
     /// Adds a window that starts at `offset` elements, by default at 0.
@@ -217,9 +223,10 @@ impl Kernel {
         offset: Option<Word>,
         tensor: Ref,
         mem: Mem,
-        (sizes, strides): (&[i64], &[i64]),
+        view: View<'_>,
         written: bool,
     ) -> Tensor {
+        let View { sizes, strides } = view;
         let buf = self.buffer(&Buf { tensor, mem, written, atomic: false, wide: false, base: None });
         let offset = offset.map(|word| self.word(Ty::U32, word));
         let steps = sizes
@@ -279,7 +286,7 @@ impl Kernel {
     /// Loads the element at these coordinates if `inside` is true; `default` otherwise.
     pub fn load_if(&self, t: &Tensor, coords: &[E], inside: E, default: E) -> E {
         let at = self.address(t, coords);
-        E::load(t.mem, t.buf, at, Some((inside, default)))
+        E::load(t.mem, t.buf, at, Some(Guard { condition: inside, default }))
     }
 
     /// Stores `value` at these coordinates.

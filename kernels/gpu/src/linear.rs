@@ -13,7 +13,7 @@ pub fn operands(e: &E) -> Vec<E> {
     match &e.0.node {
         Node::Lit(_) | Node::Param(_) | Node::Var(_) | Node::Fold { .. } | Node::Item(..) => Vec::new(),
         Node::Load { at, guard, .. } => {
-            let guard = guard.iter().flat_map(|(c, d)| [c.clone(), d.clone()]);
+            let guard = guard.iter().flat_map(|g| [g.condition.clone(), g.default.clone()]);
             std::iter::once(at.clone()).chain(guard).collect()
         }
         Node::Un(_, a) | Node::Cast(a) => vec![a.clone()],

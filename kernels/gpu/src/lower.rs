@@ -579,7 +579,7 @@ impl<'a> Lowering<'a> {
 
     /// A number argument, as a parameter that is fed.
     pub fn number(&self, k: &mut Kernel, arg: usize, ty: Ty) -> E {
-        k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
+        k.number(arg, ty)
     }
 
     /// A number in a list argument, as a parameter that is fed. A number argument is used for every item.

@@ -10,7 +10,7 @@ use crate::kernel::{Groups, Kernel, Skeleton, THREADS};
 use crate::linear::operands;
 use crate::spans::{ByteRange, reached};
 use crate::store::{Store, Word};
-use tandem_executor::ir::{E, Known, Mem, Node, Ty};
+use tandem_executor::ir::{E, Guard, Known, Mem, Node, Ty};
 
 /// A kernel for a section of one of its tensors.
 pub struct Sectioned {
@@ -63,25 +63,27 @@ fn within(kernel: &Kernel, buf: u32, section: ByteRange) -> Option<Kernel> {
         if !same || !addresses([&store.at], buf)?.is_empty() {
             return None;
         }
-        limit(store, (buf, mem), &inside(at))?;
+        limit(store, buf, mem, &inside(at))?;
     }
     Some(k)
 }
 
 /// Makes a store conditional, and also its loads from a buffer of this format. Loops are left unchanged, because they
 /// contain no such loads.
-fn limit(store: &mut Store, (buf, mem): (u32, Mem), inside: &E) -> Option<()> {
+fn limit(store: &mut Store, buf: u32, mem: Mem, inside: &E) -> Option<()> {
     let values = std::iter::once(&store.value).chain(&store.guard);
     let loops = reachable(values).into_iter().filter(|e| matches!(e.node(), Node::Item(..)));
     let mut known: Known = loops.map(|e| (e.address(), e)).collect();
     let mut limited = |e: &E| {
         e.with_leaves(&mut known, &mut |leaf| match leaf.node() {
             Node::Load { buf: from, at, guard } if *from == buf => {
-                let (condition, default) = match guard {
-                    Some((condition, default)) => (condition.and(inside), default.clone()),
-                    None => (inside.clone(), E::lit(leaf.ty(), 0.0)),
+                let guard = match guard {
+                    Some(Guard { condition, default }) => {
+                        Guard { condition: condition.and(inside), default: default.clone() }
+                    }
+                    None => Guard { condition: inside.clone(), default: E::lit(leaf.ty(), 0.0) },
                 };
-                Some(E::load(mem, buf, at.clone(), Some((condition, default))))
+                Some(E::load(mem, buf, at.clone(), Some(guard)))
             }
             _ => Some(leaf.clone()),
         })

@@ -241,11 +241,8 @@ impl<'k> Reach<'k> {
             Node::Lit(_) | Node::Var(_) | Node::Param(_) => {}
             Node::Load { buf, at, guard } => {
                 self.visit(at);
-                guard.iter().for_each(|(condition, default)| {
-                    self.visit(condition);
-                    self.visit(default);
-                });
-                self.note(*buf, at, guard.as_ref().map(|(condition, _)| condition));
+                guard.iter().flat_map(|g| [&g.condition, &g.default]).for_each(|e| self.visit(e));
+                self.note(*buf, at, guard.as_ref().map(|guard| &guard.condition));
             }
             Node::Un(_, a) | Node::Cast(a) | Node::Item(a, _) => self.visit(a),
             Node::Bin(_, a, b) => [a, b].into_iter().for_each(|e| self.visit(e)),

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::bundle::Place;
 use crate::kernel::{Kernel, Skeleton};
 use crate::store::{Buf, Ref, Scan, Stage, Store, Word};
-use tandem_executor::ir::{E, Node, Typed, Var};
+use tandem_executor::ir::{E, Guard, Node, Typed, Var};
 
 /// The structure of a kernel as numbers. Kernels of equal structure have equal texts.
 pub fn structure(kernel: &Kernel) -> Box<[u32]> {
@@ -130,7 +130,7 @@ impl Structure {
             Node::Load { buf, at, guard } => {
                 self.words.extend([ty | 4 | u32::from(guard.is_some()) << 8, *buf]);
                 self.expression(at);
-                if let Some((condition, default)) = guard {
+                if let Some(Guard { condition, default }) = guard {
                     self.expression(condition);
                     self.expression(default);
                 }

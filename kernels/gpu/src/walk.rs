@@ -17,7 +17,7 @@ use tandem_executor::ir::{E, Ty};
 const LEAST: i64 = 16;
 
 /// Maximum number of bytes of workgroup memory for squares, which is WebGPU's default limit.
-const MOST_BYTES: u32 = 16 << 10;
+const MAX_BYTES: u32 = 16 << 10;
 
 /// The skeleton of a point-wise kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +49,7 @@ impl Walk {
         let fits = |dim: &usize| {
             let turned = ins.iter().filter(|t| across(*dim, t));
             let bytes: u32 = turned.map(|t| t.mem.size().max(4) * SIDE * (SIDE + 1)).sum();
-            sizes[*dim] >= LEAST && (1..=MOST_BYTES).contains(&bytes)
+            sizes[*dim] >= LEAST && (1..=MAX_BYTES).contains(&bytes)
         };
         (0..last).find(fits).map_or(Walk::Map, Walk::Squares)
     }

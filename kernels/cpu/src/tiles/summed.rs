@@ -39,6 +39,9 @@ fn in_order(
     compiled.is_linear(window).then_some((compiled, from))
 }
 
+/// Function that is given summands, and the factors that they are multiplied by.
+type PairConsumer<'c> = dyn FnMut(&[f32], Option<&[f32]>) + 'c;
+
 impl Summed {
     /// Compiles a draft of one lane that ends in sums of its values, and adds the slots of the sums to the draft.
     /// `aliases` returns whether two slots may share memory. `None` if the summands are not contiguous in the order
@@ -74,7 +77,7 @@ impl Summed {
         }
         let shared = Shared(data);
         // Computes elements `at..at + n` and calls `with` with the summands and the factors.
-        let compute = |at: usize, n: usize, with: &mut dyn FnMut(&[f32], Option<&[f32]>)| {
+        let compute = |at: usize, n: usize, with: &mut PairConsumer<'_>| {
             let shared = &shared;
             let mut values = [MaybeUninit::<f32>::uninit(); BLOCK];
             let mut data: SmallVec<[*mut u8; 16]> = SmallVec::from_slice(shared.0);

@@ -259,21 +259,21 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     let kinds = if op.reads == Reads::Selected { &read[1..] } else { &read[..] };
     let (_, given) = op.dtypes(kinds.iter().map(|(_, kind)| *kind), call.default_dtype);
     let windows = read.iter().filter_map(|(operand, _)| match operand {
-        Operand::Window(window) => Some((&window.sizes[..], &window.strides[..])),
+        Operand::Window(window) => Some(View { sizes: &window.sizes, strides: &window.strides }),
         _ => None,
     });
     let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
-    let sizes = broadcast(views.iter().map(|(sizes, _)| *sizes)).filter(|_| !views.is_empty())?;
+    let sizes = broadcast(views.iter().map(|view| view.sizes)).filter(|_| !views.is_empty())?;
     // Broadcasting is left to PyTorch, because only some derivatives allow it.
-    if base.operator.is_derivative && views.iter().any(|(own, _)| **own != *sizes) {
+    if base.operator.is_derivative && views.iter().any(|view| *view.sizes != *sizes) {
         return None;
     }
-    views.retain(|(own, _)| !own.is_empty() || sizes.is_empty());
+    views.retain(|view| !view.sizes.is_empty() || sizes.is_empty());
     if op.gradient_last {
         views.reverse();
     }
     // The stride of a dimension of size 1 is ambiguous, so an operand with such a dimension must be contiguous.
-    let plain = |(own, strides): &View<'_>| !own.contains(&1) || dense(own)[..] == **strides;
+    let plain = |view: &View<'_>| !view.sizes.contains(&1) || dense(view.sizes)[..] == *view.strides;
     if sizes.contains(&0) || !views.iter().all(plain) {
         return None;
     }

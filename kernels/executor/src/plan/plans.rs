@@ -15,7 +15,8 @@ use crate::plan::structure::Structure;
 use crate::run::{BlockRun, Cursor, Program, Span};
 
 /// Maximum number of structures that are kept.
-const MOST: usize = 1 << 13;
+const MAX_STRUCTURES: usize = 1 << 13;
+
 /// All plans of an executor.
 pub struct Plans<G> {
     known: FxHashMap<u64, Known<G>>,
@@ -77,12 +78,12 @@ impl<G: fmt::Display> Plans<G> {
         }
         let nodes = hash_of(&self.now.nodes);
         if self.once.insert(hash) && !self.planned.contains(&nodes) {
-            if self.once.len() > MOST {
+            if self.once.len() > MAX_STRUCTURES {
                 self.once.clear();
             }
             return None;
         }
-        if self.known.len() >= MOST {
+        if self.known.len() >= MAX_STRUCTURES {
             self.known.clear();
             self.planned.clear();
         }

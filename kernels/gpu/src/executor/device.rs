@@ -178,7 +178,7 @@ impl GpuDevice {
             uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
             return Err(Refused::Host);
         }
-        let outcome = self.carry_out(call, location, lowered, (fresh, given), &inputs);
+        let outcome = self.carry_out(call, location, lowered, fresh, given, &inputs);
         uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
         outcome.map_err(|error| self.device_failure(call, location, error))?;
         self.native += 1;
@@ -242,7 +242,8 @@ impl GpuDevice {
         call: &Call<'_>,
         location: LocationId,
         lowered: &Lowered,
-        (fresh, given): (&[StorageId], &Given),
+        fresh: &[StorageId],
+        given: &Given,
         inputs: &[Option<BufId>],
     ) -> Result<(), DeviceError> {
         let mut made: SmallVec<[BufId; 4]> = SmallVec::new();
@@ -282,9 +283,9 @@ impl GpuDevice {
                         fault.map(|fault| self.faults.expect(Expected { op: call.op, location, fault }));
                     tags.extend(tag);
                     for part in runs(parts) {
-                        let bound = self.bind(call, lowered, (tensors, &bufs), part);
+                        let bound = self.bind(call, lowered, tensors, &bufs, part);
                         let resolve = |word: &Word| {
-                            let placed = placed(*word, call, (tensors, &bound), part);
+                            let placed = placed(*word, call, tensors, &bound, part);
                             placed.unwrap_or_else(|| match word {
                                 Word::Feed(..) => given.word(*word),
                                 word => self.word(*word, call, key, tag.unwrap_or_default()),

@@ -22,7 +22,7 @@ use tandem_executor::run::{HostFeed, OpRun, Span, with_op};
 
 /// Maximum number of tensors of a group, even if the adapter can bind more. With this many, each tensor can use eight
 /// of a kernel's 256 parameter words, for strides and an offset.
-const MOST_TENSORS: usize = 32;
+const MAX_TENSORS: usize = 32;
 
 impl Fuser for GpuDevice {
     type Group = KernelGroup;
@@ -42,7 +42,7 @@ impl Fuser for GpuDevice {
     }
 
     fn most_tensors(&self) -> usize {
-        (self.stream.gpu.max_buffers as usize).min(MOST_TENSORS)
+        (self.stream.gpu.max_buffers as usize).min(MAX_TENSORS)
     }
 
     fn epilogue(&mut self, before: &Before<'_, '_, '_>, draft: &Draft<Slot, Feed>) -> Option<KernelGroup> {

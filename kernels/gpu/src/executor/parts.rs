@@ -15,7 +15,8 @@ pub fn runs(parts: &[Part]) -> impl Iterator<Item = Option<&Part>> {
 pub fn placed(
     word: Word,
     call: &Call<'_>,
-    (tensors, bound): (&[Ref], &[Bound]),
+    tensors: &[Ref],
+    bound: &[Bound],
     part: Option<&Part>,
 ) -> Option<u32> {
     match word {

@@ -23,7 +23,8 @@ impl GpuDevice {
         &self,
         call: &Call<'_>,
         lowered: &Lowered,
-        (tensors, bufs): (&[Ref], &[BufId]),
+        tensors: &[Ref],
+        bufs: &[BufId],
         part: Option<&Part>,
     ) -> SmallVec<[Bound; 8]> {
         let bind = |(i, (tensor, buf)): (usize, (&Ref, &BufId))| {

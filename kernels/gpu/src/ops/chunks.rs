@@ -124,11 +124,18 @@ fn total(lane: u32, value: f32) -> f32 {
 }
 ";
 
+/// Tensor whose elements are summed.
+pub(super) struct Summed {
+    pub(super) x: Operand,
+    /// The sum, one element.
+    pub(super) out: Operand,
+}
+
 /// Sums `of`, an expression of a vector `v` of elements, over each tensor, and stores `end`, an expression of the sum `s`,
 /// in the outputs. Each sum depends on its tensor alone.
-pub(super) fn sums(l: &mut Lowering<'_>, all: &[(Operand, Operand)], of: &str, end: &str) -> Option<()> {
+pub(super) fn sums(l: &mut Lowering<'_>, all: &[Summed], of: &str, end: &str) -> Option<()> {
     for set in all.chunks(l.most_buffers().min(MEMBERS + 1) - 1) {
-        let (xs, outs): (Vec<&Operand>, Vec<&Operand>) = set.iter().map(|(x, out)| (x, out)).unzip();
+        let (xs, outs): (Vec<&Operand>, Vec<&Operand>) = set.iter().map(|Summed { x, out }| (x, out)).unzip();
         let mut c = Chunks::new("sums of tensors", &xs);
         let partial = l.temp(&[c.groups], Dtype::FLOAT32)?;
         let four = |buf: u32, at: &str| {

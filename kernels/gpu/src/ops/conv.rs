@@ -16,7 +16,7 @@ use crate::ops::matmul::{contract, row_sums, terms};
 use crate::ops::types::{channels_last, suggests_channels_last};
 use crate::store::{Put, Store, Tensor};
 use crate::tiling::Extent;
-use tandem_executor::ir::E;
+use tandem_executor::ir::{E, Guard};
 use tandem_executor::shapes::is_contiguous;
 
 /// Shape of a convolution. A transposed convolution is described by the regular convolution that maps its output `x` to
@@ -213,9 +213,9 @@ impl ConvOperand {
         Some(ConvOperand { t, strides: x.strides.clone() })
     }
 
-    fn load(&self, at: E, guard: Option<E>) -> E {
+    fn load(&self, at: E, condition: Option<E>) -> E {
         let default = E::lit(self.t.mem.ty(), 0.0);
-        E::load(self.t.mem, self.t.buf, at, guard.map(|g| (g, default)))
+        E::load(self.t.mem, self.t.buf, at, condition.map(|condition| Guard { condition, default }))
     }
 
     /// Offset of a group's first channel in an image, and the offset of a channel from there.
@@ -336,17 +336,19 @@ fn store_at(t: &Tensor, at: E, value: E, linear: bool) -> Store {
     Store { buf: t.buf, at, value, put: Put::Assign, guard: None, linear }
 }
 
-/// Returns the address of a channel of a group in an image, `place` being the batch index and coordinates.
+/// Returns the address of a channel of a group of `each` channels in an image, `place` being the batch index and
+/// coordinates.
 fn image_address(
     l: &Lowering<'_>,
     k: &mut Kernel,
     out: &Operand,
-    group: (&E, i64),
+    group: &E,
+    each: i64,
     channel: &E,
     place: &[E],
 ) -> Option<(Tensor, E)> {
     let t = l.write(k, &out.viewed(&[], &[]))?;
-    let channel = group.0 * k.size(group.1) + channel;
+    let channel = group * k.size(each) + channel;
     let mut parts = vec![(&place[0], Some(out.strides[0]))];
     // Adjacent channels are a store's columns, whose stride of 1 needs no parameter.
     parts.push((&channel, (out.strides[1] != 1).then_some(out.strides[1])));
@@ -384,7 +386,7 @@ fn finish_image(
         }
         None => sum,
     };
-    let (t, at) = image_address(l, k, out, (group, each), channel, &place)?;
+    let (t, at) = image_address(l, k, out, group, each, channel, &place)?;
     let linear = g.last && out.strides[1] == 1;
     Some(store_at(&t, at, value, linear))
 }
@@ -408,22 +410,30 @@ type Reaching = dyn Fn(&mut Kernel, &Geometry, &[i64], &[E], &[E]) -> Reach;
 /// depth.
 type Weights<'w> = &'w dyn Fn(&Lowering<'_>, &mut Kernel, &E, &E, &E) -> Option<Side>;
 
-/// Launches the contraction of an image and a weight to another image. The first image has `channels` channels per
-/// group.
+/// Image that a contraction reads.
+struct Image<'i> {
+    x: &'i Operand,
+    /// Number of channels per group.
+    channels: i64,
+    reach: &'i Reaching,
+}
+
+/// Launches the contraction of an image and a weight to another image.
 fn image_product(
     l: &mut Lowering<'_>,
     label: &'static str,
     g: &Geometry,
-    (from, channels, reach): (&Operand, i64, &Reaching),
+    from: &Image<'_>,
     weights: Weights<'_>,
     made: &Made<'_>,
 ) -> Option<()> {
+    let Image { x, channels, reach } = *from;
     let places: Dims = made.out.sizes[2..].into();
     let pixels = g.batch * places.iter().product::<i64>();
     let (m, n) = if g.last { (pixels, made.each) } else { (made.each, pixels) };
     let e = Extent { batch: g.groups, m, n, k: channels * g.taps() };
     let image = |l: &Lowering<'_>, k: &mut Kernel, group: &E, pixel: &E, depth: &E| {
-        let w = ConvOperand::read(l, k, from)?;
+        let w = ConvOperand::read(l, k, x)?;
         let place = g.pixels(k, &places, pixel);
         let (channel, tap) = g.taps_of(k, channels, depth);
         let (first, channel) = w.channel(k, group, channels, &channel);
@@ -433,7 +443,7 @@ fn image_product(
         let (along, vector) = match (g.last, w.strides[1]) {
             (true, 1) => (Along::Depth, channels % 4 == 0),
             (true, _) => (Along::Depth, false),
-            _ => (Along::Outer, g.is_pointwise() && in_fours(from)),
+            _ => (Along::Outer, g.is_pointwise() && in_fours(x)),
         };
         Some(Side { value, along, vector })
     };
@@ -445,7 +455,7 @@ fn image_product(
         })
     };
     let finish = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| finish_image(l, k, g, made, c, sum);
-    contract(l, label, e, from.mem, &sides, &finish)
+    contract(l, label, e, x.mem, &sides, &finish)
 }
 
 /// Computes `y` from `x` and a weight.
@@ -467,18 +477,19 @@ fn forward(
         if lies_flat(g, weight) {
             return Some(Side { value: w.load(row + depth, None), along: Along::Depth, vector: true });
         }
-        let taps = g.taps_of(k, g.cx, depth);
-        let of_depth = weight_terms(k, &w, taps, true);
+        let (channel, tap) = g.taps_of(k, g.cx, depth);
+        let of_depth = weight_terms(k, &w, &channel, &tap, true);
         Some(Side { value: w.load(row + of_depth, None), along: Along::Depth, vector: false })
     };
-    image_product(l, "convolution", g, (x, g.cx, &gather), &kernels, &Made { out: y, each: g.cy, bias })
+    let from = Image { x, channels: g.cx, reach: &gather };
+    image_product(l, "convolution", g, &from, &kernels, &Made { out: y, each: g.cy, bias })
 }
 
 /// Returns the terms of a weight's address that depend on a tap and a channel: a channel of `x` if `of_x` is true, else
 /// of `y`.
-fn weight_terms(k: &mut Kernel, w: &ConvOperand, (channel, tap): (E, Vec<E>), of_x: bool) -> E {
-    let mut parts = vec![(&channel, Some(w.strides[usize::from(of_x)]))];
-    parts.extend(steps(&tap, &w.strides[2..]));
+fn weight_terms(k: &mut Kernel, w: &ConvOperand, channel: &E, tap: &[E], of_x: bool) -> E {
+    let mut parts = vec![(channel, Some(w.strides[usize::from(of_x)]))];
+    parts.extend(steps(tap, &w.strides[2..]));
     terms(k, None, &parts)
 }
 
@@ -501,13 +512,13 @@ fn backward(
         let vector = w.strides[1] == 1;
         let step = (!vector).then_some(w.strides[1]);
         let row = terms(k, w.t.offset.clone(), &[(&first, None), (channel, step)]);
-        let taps = g.taps_of(k, g.cy, depth);
-        let of_depth = weight_terms(k, &w, taps, false);
+        let (channel, tap) = g.taps_of(k, g.cy, depth);
+        let of_depth = weight_terms(k, &w, &channel, &tap, false);
         let along = if vector { Along::Outer } else { Along::Depth };
         Some(Side { value: w.load(row + of_depth, None), along, vector })
     };
-    let made = Made { out: x, each: g.cx, bias };
-    image_product(l, "transposed convolution", g, (y, g.cy, &scatter), &kernels, &made)
+    let (from, made) = (Image { x: y, channels: g.cy, reach: &scatter }, Made { out: x, each: g.cx, bias });
+    image_product(l, "transposed convolution", g, &from, &kernels, &made)
 }
 
 /// Computes the weight's gradient from `x` and `y`.

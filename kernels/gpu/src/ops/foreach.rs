@@ -7,6 +7,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::kernel::{Kernel, highest, lowest};
 use crate::lower::{Lowering, Operand, Source, Spot};
 use crate::ops::chunks;
+use crate::ops::chunks::Summed;
 use crate::ops::elementwise;
 use crate::ops::pointwise::InKernel;
 use crate::ops::types::{broadcast, output_strides, preserved};
@@ -23,6 +24,14 @@ struct ItemJob {
     /// Dtype of the computation.
     dtype: Dtype,
     ty: Ty,
+}
+
+impl ItemJob {
+    /// Computation of an item that copies `from` to `out`.
+    fn copy(item: usize, from: Operand, out: Operand) -> ItemJob {
+        let (dtype, ty) = (from.dtype, from.mem.ty());
+        ItemJob { item, out, ins: vec![from], rounds: vec![None], dtype, ty }
+    }
 }
 
 type Value = fn(&mut Args<'_>) -> Option<E>;
@@ -112,14 +121,7 @@ pub fn copy(l: &mut Lowering<'_>) -> Option<()> {
             return None;
         }
         let out = l.written_item(0, item, &to.sizes, to.dtype)?;
-        jobs.push(ItemJob {
-            item,
-            out,
-            dtype: from.dtype,
-            ty: from.mem.ty(),
-            ins: vec![from],
-            rounds: vec![None],
-        });
+        jobs.push(ItemJob::copy(item, from, out));
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
 }
@@ -135,14 +137,7 @@ pub fn clone(l: &mut Lowering<'_>) -> Option<()> {
     for item in 0..n {
         let from = l.operand_of(0, item)?;
         let out = l.fresh(&from.sizes, &preserved(&from), from.dtype)?;
-        jobs.push(ItemJob {
-            item,
-            out,
-            dtype: from.dtype,
-            ty: from.mem.ty(),
-            ins: vec![from],
-            rounds: vec![None],
-        });
+        jobs.push(ItemJob::copy(item, from, out));
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
 }
@@ -212,11 +207,12 @@ impl Fold {
 /// Number of elements that one workgroup reduces.
 const CHUNK: i64 = 1 << 14;
 
-/// Reduces all elements of `x`, in several chunks if there are many. `before` is applied to each element, and `after`
-/// to the result.
+/// Reduces all elements of `x`, converted to `ty`, in several chunks if there are many. `before` is applied to each
+/// element, and `after` to the result.
 fn fold_all(
     l: &mut Lowering<'_>,
-    (x, ty): (&Operand, Ty),
+    x: &Operand,
+    ty: Ty,
     out: &Operand,
     how: Fold,
     before: &dyn Fn(&E) -> E,
@@ -233,14 +229,15 @@ fn fold_all(
     };
     let partial = if once { out.viewed(&[1], &[1]) } else { l.temp(&[chunks], dtype)? };
     let keep = |e: &E| e.clone();
-    fold_rows(l, (x, ty), &partial, how, before, if once { after } else { &keep })?;
-    if once { Some(()) } else { fold_all(l, (&partial, ty), out, how, &keep, after) }
+    fold_rows(l, x, ty, &partial, how, before, if once { after } else { &keep })?;
+    if once { Some(()) } else { fold_all(l, &partial, ty, out, how, &keep, after) }
 }
 
-/// Reduces a chunk of `x` to each element of `out`.
+/// Reduces a chunk of `x`, converted to `ty`, to each element of `out`.
 fn fold_rows(
     l: &mut Lowering<'_>,
-    (x, ty): (&Operand, Ty),
+    x: &Operand,
+    ty: Ty,
     out: &Operand,
     how: Fold,
     before: &dyn Fn(&E) -> E,
@@ -308,7 +305,7 @@ fn powers(l: &mut Lowering<'_>, rooted: bool) -> Option<()> {
             continue;
         }
         if (order == 1.0 || order == 2.0) && ty == Ty::F32 && chunks::is_member(l, &x) {
-            summed.push((x, out));
+            summed.push(Summed { x, out });
             continue;
         }
         let how = match order {
@@ -328,7 +325,7 @@ fn powers(l: &mut Lowering<'_>, rooted: bool) -> Option<()> {
             2.0 => x.sqrt(),
             o => power(x, 1.0 / o),
         };
-        fold_all(l, (&x, ty), &out, how, &before, &after)?;
+        fold_all(l, &x, ty, &out, how, &before, &after)?;
     }
     let of = if order == 1.0 { "abs(v)" } else { "v * v" };
     chunks::sums(l, &summed, of, if rooted && order == 2.0 { "sqrt(s)" } else { "s" })
@@ -350,7 +347,7 @@ pub fn max(l: &mut Lowering<'_>) -> Option<()> {
         // Bools are compared as integers.
         let ty = if x.mem == Mem::Bool { Ty::I32 } else { x.mem.ty() };
         let keep = |e: &E| e.clone();
-        fold_all(l, (&x, ty), &out, Fold::Max, &keep, &keep)?;
+        fold_all(l, &x, ty, &out, Fold::Max, &keep, &keep)?;
     }
     Some(())
 }

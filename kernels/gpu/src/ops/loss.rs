@@ -11,6 +11,7 @@ use tandem_executor::error::Fault;
 use tandem_executor::ir::{E, Ty};
 use tandem_executor::ops::losses;
 use tandem_executor::ops::losses::{Loss, Reduction};
+use tandem_executor::shapes::View;
 
 // This message is PyTorch's.
 const NOT_BETWEEN: Fault = Fault::Value("all elements of input should be between 0 and 1");
@@ -130,16 +131,18 @@ fn store_all<const N: usize>(
     targets.iter().zip(values).map(|(t, value)| k.store(t, &[], value)).collect()
 }
 
-/// Launches a loss of each element and its reduction. If there is no reduction, the output has these sizes and strides.
+/// Launches a loss of each element of a view and its reduction. If there is no reduction, the output has the sizes and
+/// strides of the view.
 fn reduced(
     l: &mut Lowering<'_>,
     label: &'static str,
     reduction: Reduction,
-    shape: (&[i64], &[i64], Dtype),
+    view: View<'_>,
+    dtype: Dtype,
     ins: &[(&Operand, Ty)],
     value: impl FnOnce(&Lowering<'_>, &mut Kernel, &[E]) -> Option<E>,
 ) -> Option<()> {
-    let (sizes, strides, dtype) = shape;
+    let View { sizes, strides } = view;
     if reduction == Reduction::None {
         let out = l.destination(0, sizes, strides, dtype)?;
         return launch(l, label, &[&out], ins, |l, k, x, _| Some(vec![value(l, k, x)?]));
@@ -184,7 +187,8 @@ pub fn loss(l: &mut Lowering<'_>, of: Loss) -> Option<()> {
         return None;
     }
     let ty = tandem_executor::ir::Mem::of(dtype)?.ty();
-    reduced(l, "loss", reduction, (&sizes, &strides, dtype), &[(x, ty), (target, ty)], |l, k, v| {
+    let (view, ins) = (View { sizes: &sizes, strides: &strides }, [(x, ty), (target, ty)]);
+    reduced(l, "loss", reduction, view, dtype, &ins, |l, k, v| {
         let number = numbered(l, k, of, 3, ty);
         Some(of.value(&v[0], &v[1], &number))
     })
@@ -254,7 +258,8 @@ pub fn cross_entropy(l: &mut Lowering<'_>) -> Option<()> {
     if reduction == Reduction::None {
         return Some(());
     }
-    reduced(l, "mean", reduction, (&sizes, &[], dtype), &[(&out, ty)], |_, _, v| Some(v[0].clone()))
+    let view = View { sizes: &sizes, strides: &[] };
+    reduced(l, "mean", reduction, view, dtype, &[(&out, ty)], |_, _, v| Some(v[0].clone()))
 }
 
 /// `binary_cross_entropy_backward(grad_output, self, target, weight, reduction)`.
@@ -292,7 +297,8 @@ pub fn cross_entropy_with_logits(l: &mut Lowering<'_>) -> Option<()> {
     ins.extend(positive.iter().chain(&weight).map(|w| (w, ty)));
     let (sizes, strides, dtype) = (x.sizes.clone(), preserved(&target), x.dtype);
     let (with_positive, with_weight) = (positive.is_some(), weight.is_some());
-    reduced(l, "cross_entropy_with_logits", reduction, (&sizes, &strides, dtype), &ins, |_, _, v| {
+    let view = View { sizes: &sizes, strides: &strides };
+    reduced(l, "cross_entropy_with_logits", reduction, view, dtype, &ins, |_, _, v| {
         let positive = with_positive.then(|| &v[2]);
         let loss = losses::cross_entropy_with_logits(&v[0], &v[1], positive);
         Some(if with_weight { loss * &v[v.len() - 1] } else { loss })

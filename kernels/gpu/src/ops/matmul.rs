@@ -15,7 +15,7 @@ use crate::ops::reduce::FILL;
 use crate::ops::types::broadcast;
 use crate::store::{Put, Store};
 use crate::tiling::{Extent, Tiling, ceil_div};
-use tandem_executor::ir::{E, Mem, Ty};
+use tandem_executor::ir::{E, Guard, Mem, Ty};
 
 /// Matrix, or batch of matrices, with explicit strides.
 #[derive(Clone, Debug)]
@@ -136,6 +136,15 @@ fn plain(_: &Lowering<'_>, _: &mut Kernel, _: &[E; 3], sum: E) -> E {
     sum
 }
 
+/// The operands of a contraction, and the stores of its sums.
+#[derive(Clone, Copy)]
+struct Contraction<'v> {
+    /// Name of the kernels.
+    label: &'static str,
+    sides: Sides<'v>,
+    finish: Finish<'v>,
+}
+
 /// Launches a contraction whose operands have this format.
 pub fn contract(
     l: &mut Lowering<'_>,
@@ -145,60 +154,53 @@ pub fn contract(
     sides: Sides<'_>,
     finish: Finish<'_>,
 ) -> Option<()> {
-    let ty = mem.ty();
+    let (ty, of) = (mem.ty(), Contraction { label, sides, finish });
     if ty != Ty::F32 {
-        return by_threads(l, label, e, ty, sides, finish);
+        return by_threads(l, of, e, ty);
     }
     let mut plan = Tiling::of(e, mem != Mem::F32);
     if plan.parts == 1 {
-        if let Some(kernels) = tiles(l, label, e, plan, sides, finish) {
+        if let Some(kernels) = tiles(l, of, e, plan) {
             return kernels.into_iter().try_for_each(|kernel| l.launch(kernel));
         }
-        plan = plan.divided(e.k, MOST_PIECES)?;
+        plan = plan.divided(e.k, MAX_PIECES)?;
     }
     let sums = l.temp(&[e.batch * plan.parts, e.m, e.n], Dtype::FLOAT32)?;
     let out = Matrix::of(&sums);
-    let kernels = tiles(l, label, e, plan, sides, &|l, k, c, sum| out.store(l, k, c, sum))?;
+    let parts = Contraction { finish: &|l, k, c, sum| out.store(l, k, c, sum), ..of };
+    let kernels = tiles(l, parts, e, plan)?;
     kernels.into_iter().try_for_each(|kernel| l.launch(kernel))?;
     let strides = [plan.parts * e.m * e.n, e.n, 1];
     sum_parts(l, [e.batch, e.m, e.n], Ty::F32, plan.parts, e.m * e.n, &Matrix { x: sums, strides }, finish)
 }
 
 /// Maximum number of kernels that a contraction of large tensors is divided over.
-const MOST_PIECES: i64 = 64;
+const MAX_PIECES: i64 = 64;
 
 /// The kernels for the tiles of a contraction: one kernel, or several if a tensor exceeds the maximum size of a
 /// binding. `None` if the contraction cannot be divided, or if the device lacks a feature.
-fn tiles(
-    l: &Lowering<'_>,
-    label: &'static str,
-    e: Extent,
-    plan: Tiling,
-    sides: Sides<'_>,
-    finish: Finish<'_>,
-) -> Option<Vec<Kernel>> {
-    let whole = piece(l, label, (e, plan), [0; 4], plan.parts, sides, finish)?;
+fn tiles(l: &Lowering<'_>, of: Contraction<'_>, e: Extent, plan: Tiling) -> Option<Vec<Kernel>> {
+    let whole = piece(l, of, e, plan, [0; 4], plan.parts)?;
     if l.can_bind(&whole) {
         return Some(vec![whole]);
     }
     let powers = |n: i64| (0..=n.ilog2()).map(|power| 1 << power);
-    let all = powers(MOST_PIECES).skip(1).flat_map(|pieces| {
+    let all = powers(MAX_PIECES).skip(1).flat_map(|pieces| {
         let along_batch = powers(pieces).map(move |b| (b, pieces / b));
         let along_m = along_batch.flat_map(move |(b, rest)| powers(rest).map(move |m| (b, m, rest / m)));
         along_m.flat_map(move |(b, m, rest)| powers(rest).map(move |n| [b, m, n, rest / n]))
     });
-    all.filter_map(|counts| divided(l, label, (e, plan), counts, sides, finish)).next()
+    all.filter_map(|counts| divided(l, of, e, plan, counts)).next()
 }
 
 /// The kernels of a contraction that is divided into these numbers of pieces along batch, m, n and the parts of k.
 /// `None` if a kernel's tensors cannot be bound.
 fn divided(
     l: &Lowering<'_>,
-    label: &'static str,
-    (e, plan): (Extent, Tiling),
+    of: Contraction<'_>,
+    e: Extent,
+    plan: Tiling,
     counts: [i64; 4],
-    sides: Sides<'_>,
-    finish: Finish<'_>,
 ) -> Option<Vec<Kernel>> {
     // The results of a product's parts are adjacent in memory. So a kernel for only some of the parts must compute a
     // single product.
@@ -218,8 +220,8 @@ fn divided(
             for (n0, n) in &by_n {
                 for (part, parts) in &by_part {
                     let k = (e.k - part * plan.share).min(parts * plan.share);
-                    let own = (Extent { batch, m: *m, n: *n, k }, Tiling { parts: *parts, ..plan });
-                    let kernel = piece(l, label, own, [b0, *m0, *n0, *part], plan.parts, sides, finish)?;
+                    let (own, tiling) = (Extent { batch, m: *m, n: *n, k }, Tiling { parts: *parts, ..plan });
+                    let kernel = piece(l, of, own, tiling, [b0, *m0, *n0, *part], plan.parts)?;
                     kernels.push(l.can_bind(&kernel).then_some(kernel)?);
                 }
             }
@@ -232,13 +234,13 @@ fn divided(
 /// parts of the whole contraction.
 fn piece(
     l: &Lowering<'_>,
-    label: &'static str,
-    (e, plan): (Extent, Tiling),
+    of: Contraction<'_>,
+    e: Extent,
+    plan: Tiling,
     first: [i64; 4],
     parts: i64,
-    sides: Sides<'_>,
-    finish: Finish<'_>,
 ) -> Option<Kernel> {
+    let Contraction { label, sides, finish } = of;
     let [b0, m0, n0, part] = first;
     let place = |k: &mut Kernel, c: &E, first: i64| if first == 0 { c.clone() } else { c + k.size(first) };
     let mut k = Kernel::new(label);
@@ -256,14 +258,8 @@ fn piece(
 }
 
 /// Launches a contraction with one thread per element of the result.
-fn by_threads(
-    l: &mut Lowering<'_>,
-    label: &'static str,
-    e: Extent,
-    ty: Ty,
-    sides: Sides<'_>,
-    finish: Finish<'_>,
-) -> Option<()> {
+fn by_threads(l: &mut Lowering<'_>, of: Contraction<'_>, e: Extent, ty: Ty) -> Option<()> {
+    let Contraction { label, sides, finish } = of;
     let mut k = Kernel::new(label);
     let mut stored = None;
     k.map(&[e.batch, e.m, e.n], |k, c, _| {
@@ -468,7 +464,8 @@ fn vector_product(
             let Source::Window(t) = l.read(k, &x.tensor()) else { return None };
             let parts = [(&batch, Some(strides[0])), (&m, Some(strides[1])), (depth, Some(strides[2]))];
             let at = terms(k, t.offset.clone(), &parts);
-            Some(E::load(t.mem, t.buf, at, inside.clone().map(|i| (i, E::lit(ty, 0.0)))))
+            let guard = inside.clone().map(|condition| Guard { condition, default: E::lit(ty, 0.0) });
+            Some(E::load(t.mem, t.buf, at, guard))
         });
         let [Some(a), Some(b)] = factors else { return None };
         Some(a * b)
@@ -498,23 +495,57 @@ fn arity(l: &Lowering<'_>, n: usize) -> Option<()> {
     (args.len() == n || args.len() == n + 1 && args[n] == Arg::Tensor).then_some(())
 }
 
+/// Operands of a product, its extent, and the destination of the result.
+struct Operands {
+    a: Operand,
+    b: Operand,
+    e: Extent,
+    out: Operand,
+}
+
+impl Operands {
+    /// Reads `(self, other)`, which have `dims` dimensions. `sizes` returns the sizes of the result.
+    fn of<S: AsRef<[i64]>>(
+        l: &mut Lowering<'_>,
+        dims: [usize; 2],
+        sizes: impl FnOnce(Extent) -> S,
+    ) -> Option<Operands> {
+        arity(l, 2)?;
+        let (a, b) = (l.tensor(0)?, l.tensor(1)?);
+        let dtype = common(&[&a, &b])?;
+        let e = extent(&a, &b, dims)?;
+        let out = destination(l, sizes(e).as_ref(), dtype)?;
+        Some(Operands { a, b, e, out })
+    }
+
+    /// Reads `(self, a, b, beta, alpha)` of an operator with `n` arguments. `a` and `b` have `dims` dimensions. `sizes`
+    /// returns the sizes of the result, and `self` is expanded to them.
+    fn added<S: AsRef<[i64]>>(
+        l: &mut Lowering<'_>,
+        n: usize,
+        dims: [usize; 2],
+        sizes: impl FnOnce(Extent) -> S,
+    ) -> Option<(Operands, Added)> {
+        arity(l, n)?;
+        let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
+        let dtype = common(&[&x, &a, &b])?;
+        let e = extent(&a, &b, dims)?;
+        let sizes = sizes(e);
+        let added = Added::of(l, &x, sizes.as_ref(), 3)?;
+        let out = destination(l, sizes.as_ref(), dtype)?;
+        Some((Operands { a, b, e, out }, added))
+    }
+}
+
 /// `mm(self, mat2)`.
 pub fn mm(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 2)?;
-    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
-    let dtype = common(&[&a, &b])?;
-    let e = extent(&a, &b, [2, 2])?;
-    let out = destination(l, &[e.m, e.n], dtype)?;
+    let Operands { a, b, e, out } = Operands::of(l, [2, 2], |e| [e.m, e.n])?;
     product(l, "mm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
 }
 
 /// `bmm(self, mat2)`.
 pub fn bmm(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 2)?;
-    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
-    let dtype = common(&[&a, &b])?;
-    let e = extent(&a, &b, [3, 3])?;
-    let out = destination(l, &[e.batch, e.m, e.n], dtype)?;
+    let Operands { a, b, e, out } = Operands::of(l, [3, 3], |e| [e.batch, e.m, e.n])?;
     product(l, "bmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &plain)
 }
 
@@ -538,21 +569,13 @@ fn extent(a: &Operand, b: &Operand, dims: [usize; 2]) -> Option<Extent> {
 
 /// `mv(self, vec)`.
 pub fn mv(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 2)?;
-    let (a, x) = (l.tensor(0)?, l.tensor(1)?);
-    let dtype = common(&[&a, &x])?;
-    let e = extent(&a, &x, [2, 1])?;
-    let out = destination(l, &[e.m], dtype)?;
-    product(l, "mv", e, &Matrix::of(&a), &Matrix::column(&x), &Matrix::column(&out), &plain)
+    let Operands { a, b, e, out } = Operands::of(l, [2, 1], |e| [e.m])?;
+    product(l, "mv", e, &Matrix::of(&a), &Matrix::column(&b), &Matrix::column(&out), &plain)
 }
 
 /// `dot(self, tensor)`, and `vdot`, which is the same as `dot` for dtypes that are not complex.
 pub fn dot(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 2)?;
-    let (a, b) = (l.tensor(0)?, l.tensor(1)?);
-    let dtype = common(&[&a, &b])?;
-    let e = extent(&a, &b, [1, 1])?;
-    let out = destination(l, &[], dtype)?;
+    let Operands { a, b, e, out } = Operands::of(l, [1, 1], |_| [])?;
     let row = Matrix::column(&a).turned();
     product(l, "dot", e, &row, &Matrix::column(&b), &Matrix::of(&out), &plain)
 }
@@ -599,16 +622,12 @@ pub fn addmm_activation(l: &mut Lowering<'_>) -> Option<()> {
 }
 
 fn added_product(l: &mut Lowering<'_>, activation: bool) -> Option<()> {
-    arity(l, if activation { 6 } else { 5 })?;
-    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
-    let dtype = common(&[&x, &a, &b])?;
-    let e = extent(&a, &b, [2, 2])?;
-    let added = Added::of(l, &x, &[e.m, e.n], 3)?;
+    let arguments = if activation { 6 } else { 5 };
+    let (Operands { a, b, e, out }, added) = Operands::added(l, arguments, [2, 2], |e| [e.m, e.n])?;
     let gelu = l.flag(5, false);
     if activation && a.mem.ty() != Ty::F32 {
         return None;
     }
-    let out = destination(l, &[e.m, e.n], dtype)?;
     let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| {
         let value = added.value(l, k, c, sum);
         match (activation, gelu) {
@@ -625,38 +644,22 @@ fn added_product(l: &mut Lowering<'_>, activation: bool) -> Option<()> {
 
 /// `addmv(self, mat, vec, beta, alpha)`.
 pub fn addmv(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 5)?;
-    let (x, a, v) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
-    let dtype = common(&[&x, &a, &v])?;
-    let e = extent(&a, &v, [2, 1])?;
-    let mut added = Added::of(l, &x, &[e.m], 3)?;
+    let (Operands { a, b, e, out }, mut added) = Operands::added(l, 5, [2, 1], |e| [e.m])?;
     added.x = Matrix::column(&added.x.x);
-    let out = destination(l, &[e.m], dtype)?;
     let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| added.value(l, k, c, sum);
-    product(l, "addmv", e, &Matrix::of(&a), &Matrix::column(&v), &Matrix::column(&out), &value)
+    product(l, "addmv", e, &Matrix::of(&a), &Matrix::column(&b), &Matrix::column(&out), &value)
 }
 
 /// `baddbmm(self, batch1, batch2, beta, alpha)`.
 pub fn baddbmm(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 5)?;
-    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
-    let dtype = common(&[&x, &a, &b])?;
-    let e = extent(&a, &b, [3, 3])?;
-    let sizes = [e.batch, e.m, e.n];
-    let added = Added::of(l, &x, &sizes, 3)?;
-    let out = destination(l, &sizes, dtype)?;
+    let (Operands { a, b, e, out }, added) = Operands::added(l, 5, [3, 3], |e| [e.batch, e.m, e.n])?;
     let value = |l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3], sum: E| added.value(l, k, c, sum);
     product(l, "baddbmm", e, &Matrix::of(&a), &Matrix::of(&b), &Matrix::of(&out), &value)
 }
 
 /// `addbmm(self, batch1, batch2, beta, alpha)`: a product whose depth is the concatenated depths of all batches.
 pub fn addbmm(l: &mut Lowering<'_>) -> Option<()> {
-    arity(l, 5)?;
-    let (x, a, b) = (l.operand(0)?, l.tensor(1)?, l.tensor(2)?);
-    let dtype = common(&[&x, &a, &b])?;
-    let each = extent(&a, &b, [3, 3])?;
-    let added = Added::of(l, &x, &[each.m, each.n], 3)?;
-    let out = destination(l, &[each.m, each.n], dtype)?;
+    let (Operands { a, b, e: each, out }, added) = Operands::added(l, 5, [3, 3], |e| [e.m, e.n])?;
     let e = Extent { batch: 1, m: each.m, n: each.n, k: each.batch * each.k };
     let sides = |l: &Lowering<'_>, k: &mut Kernel, [_, m, n, d]: &[E; 4]| {
         let depth = k.size(each.k);

@@ -11,9 +11,8 @@ use crate::kernel::{Kernel, held, team};
 use crate::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::ops::elementwise;
 use crate::ops::elementwise::coalesce;
-use crate::ops::reduce::{Accumulate, Space, launch, welford};
+use crate::ops::reduce::{Accumulate, Operands, Space, launch, welford};
 use crate::ops::types::suggested;
-use crate::store::Word;
 use tandem_executor::ir::{E, Ty};
 
 /// Returns the dtype of parameters and statistics, or `None` if PyTorch rejects the combination of dtypes.
@@ -41,13 +40,51 @@ fn mask<const N: usize>(l: &Lowering<'_>, arg: usize) -> Option<[bool; N]> {
     }
 }
 
-/// Returns the parameter of a float among the arguments. Unlike [`Lowering::number`], this function needs no lowering.
-fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
-    k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
+/// Mean and reciprocal standard deviation of each row.
+struct Statistics {
+    mean: Operand,
+    rstd: Operand,
+}
+
+/// Weight and bias, or their gradients. `None` stands for an absent one.
+struct Parameters {
+    weight: Option<Operand>,
+    bias: Option<Operand>,
+}
+
+impl Parameters {
+    /// The weight and the bias that are present.
+    fn present(&self) -> impl Iterator<Item = &Operand> {
+        self.weight.iter().chain(&self.bias)
+    }
+}
+
+/// Operands of a backward pass. All have the sizes of `x`.
+struct Backward<'o> {
+    /// Gradient of the output.
+    grad: &'o Operand,
+    x: &'o Operand,
+    statistics: &'o Statistics,
+    weight: Option<&'o Operand>,
+}
+
+/// Terms that are subtracted from each member's gradient: `shift`, and `slope` times the member's deviation.
+struct Losses {
+    shift: Operand,
+    slope: Operand,
+}
+
+/// What the weight multiplies in a backward pass.
+#[derive(Clone, Copy, PartialEq)]
+enum Weighted {
+    /// The gradient of the output.
+    Gradient,
+    /// The result.
+    Result,
 }
 
 fn inverse_root(k: &mut Kernel, variance: E, eps: usize) -> E {
-    let eps = fed(k, eps, variance.ty());
+    let eps = k.number(eps, variance.ty());
     1.0 / (variance + eps).sqrt()
 }
 
@@ -61,15 +98,16 @@ fn normalized(x: &E, mean: &E, rstd: &E, weight: Option<&E>, bias: Option<&E>) -
 /// Launches the point-wise part of a forward pass. All operands are expanded to the output's sizes.
 fn apply(
     l: &mut Lowering<'_>,
-    (x, out): (&Operand, &Operand),
-    (mean, rstd): (&Operand, &Operand),
-    weight: Option<&Operand>,
-    bias: Option<&Operand>,
+    x: &Operand,
+    statistics: &Statistics,
+    parameters: &Parameters,
+    out: &Operand,
 ) -> Option<()> {
     let ty = x.mem.ty();
+    let Statistics { mean, rstd } = statistics;
     let ins: Vec<(&Operand, Ty)> =
-        [x, mean, rstd].into_iter().chain(weight).chain(bias).map(|x| (x, ty)).collect();
-    let (weighted, biased) = (weight.is_some(), bias.is_some());
+        [x, mean, rstd].into_iter().chain(parameters.present()).map(|x| (x, ty)).collect();
+    let (weighted, biased) = (parameters.weight.is_some(), parameters.bias.is_some());
     elementwise::launch(l, "normalize", &[out], &ins, |_, _, v, _| {
         let weight = weighted.then(|| &v[3]);
         let bias = if biased { v.last() } else { None };
@@ -77,51 +115,63 @@ fn apply(
     })
 }
 
-/// Launches the point-wise part of a backward pass: `(dy * weight - shift - (x - mean) * slope) * rstd`.
+/// `(dy - shift - deviation * slope) * rstd`.
+fn input_gradient(dy: E, deviation: E, [shift, slope]: [&E; 2], rstd: &E) -> E {
+    (dy - shift - deviation * slope) * rstd
+}
+
+/// Launches the point-wise part of a backward pass, see [`input_gradient`]. `weighted` is what the weight multiplies.
 fn apply_backward(
     l: &mut Lowering<'_>,
-    (grad, x, out): (&Operand, &Operand, &Operand),
-    (mean, rstd): (&Operand, &Operand),
-    (shift, slope): (&Operand, &Operand),
-    weight: Option<&Operand>,
+    label: &'static str,
+    given: &Backward<'_>,
+    losses: &Losses,
+    weighted: Weighted,
+    out: &Operand,
 ) -> Option<()> {
+    let Backward { grad, x, statistics: Statistics { mean, rstd }, weight } = *given;
+    let Losses { shift, slope } = losses;
     let ty = x.mem.ty();
     let ins: Vec<(&Operand, Ty)> =
         [grad, x, mean, rstd, shift, slope].into_iter().chain(weight).map(|x| (x, ty)).collect();
-    let weighted = weight.is_some();
-    elementwise::launch(l, "normalize_backward", &[out], &ins, |_, _, v, _| {
-        let dy = if weighted { &v[0] * &v[6] } else { v[0].clone() };
-        Some(vec![(dy - &v[4] - (&v[1] - &v[2]) * &v[5]) * &v[3]])
+    elementwise::launch(l, label, &[out], &ins, |_, _, v, _| {
+        let weigh = |value: E, of: Weighted| match v.get(6) {
+            Some(weight) if of == weighted => value * weight,
+            _ => value,
+        };
+        let dy = weigh(v[0].clone(), Weighted::Gradient);
+        let dx = input_gradient(dy, &v[1] - &v[2], [&v[4], &v[5]], &v[3]);
+        Some(vec![weigh(dx, Weighted::Result)])
     })
 }
 
-/// Computes the mean and reciprocal standard deviation of each row into `mean` and `rstd`. Returns both in the dtype of
-/// the computation.
+/// Computes the statistics of each row into `saved`. Returns the statistics in the dtype of the computation.
 fn statistics(
     l: &mut Lowering<'_>,
     space: &Space,
     x: &Operand,
-    (mean, rstd): (&Operand, &Operand),
+    saved: &Statistics,
     eps: usize,
-) -> Option<(Operand, Operand)> {
+) -> Option<Statistics> {
     let ty = x.mem.ty();
     let exact = computed(x);
     let members = space.members();
-    let mut outs = vec![mean.clone(), rstd.clone()];
-    if mean.dtype != exact {
+    let mut outs = vec![saved.mean.clone(), saved.rstd.clone()];
+    if saved.mean.dtype != exact {
         for _ in 0..2 {
             let temp = l.temp(&space.result(true), exact)?;
             outs.push(space.spread(&temp));
         }
     }
     let refs: Vec<&Operand> = outs.iter().collect();
-    launch(l, "moments", space, (&[x], &refs, &[]), &welford(ty), &|_, k, [mean, m2, _], _| {
+    let operands = Operands { ins: &[x], outs: &refs, also: &[] };
+    launch(l, "moments", space, operands, &welford(ty), &|_, k, [mean, m2, _], _| {
         let variance = m2 / k.size(members).cast(ty);
         let rstd = inverse_root(k, variance, eps);
         [mean, rstd].into_iter().cycle().take(refs.len()).collect()
     })?;
     let rstd = outs.pop()?;
-    Some((outs.pop()?, rstd))
+    Some(Statistics { mean: outs.pop()?, rstd })
 }
 
 /// Returns the step of two sums: of the gradient, times the weight if there is one, and of this value times `x - mean`.
@@ -216,29 +266,28 @@ pub fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
     let layer = Layer::of(l, l.tensor(0)?, 1)?;
     let (weight, bias) = (l.optional(2)?, l.optional(3)?);
     let dtype = parameter_dtype(&layer.x, [&weight, &bias])?;
-    let (weight, bias) = (layer.parameter(&weight)?, layer.parameter(&bias)?);
+    let parameters = Parameters { weight: layer.parameter(&weight)?, bias: layer.parameter(&bias)? };
     let Layer { x, space, leading, .. } = &layer;
     let ty = x.mem.ty();
     let out = l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?;
     let sizes = space.result(true);
     let mut statistic = || l.fresh(&sizes, &dense(&sizes), dtype).map(|s| space.spread(&s));
-    let (mean, rstd) = (statistic()?, statistic()?);
+    let saved = Statistics { mean: statistic()?, rstd: statistic()? };
 
-    let mut operands = vec![x, &out, &mean, &rstd];
-    operands.extend(weight.iter().chain(&bias));
+    let mut operands = vec![x, &out, &saved.mean, &saved.rstd];
+    operands.extend(parameters.present());
     let rows = NormRows::new(*leading, &operands);
     if rows.few() {
-        let (mean, rstd) = statistics(l, space, x, (&mean, &rstd), 4)?;
-        return apply(l, (x, &out), (&mean, &rstd), weight.as_ref(), bias.as_ref());
+        let statistics = statistics(l, space, x, &saved, 4)?;
+        return apply(l, x, &statistics, &parameters, &out);
     }
     let mut k = Kernel::new("layer_norm");
     let source = l.read(&mut k, &rows.view(x, 0));
-    let [out, mean, rstd] =
-        [(&out, 1), (&mean, 2), (&rstd, 3)].map(|(x, n)| l.write(&mut k, &rows.view(x, n)));
+    let [out, mean, rstd] = [1, 2, 3].map(|n| l.write(&mut k, &rows.view(operands[n], n)));
     let (out, mean, rstd) = (out?, mean?, rstd?);
+    let (weighted, biased) = (parameters.weight.is_some(), parameters.bias.is_some());
     let parameters: Vec<Source> =
         (4..operands.len()).map(|n| l.read(&mut k, &rows.view(operands[n], n))).collect();
-    let (weighted, biased) = (weight.is_some(), bias.is_some());
     let team = team(rows.len, false);
     k.rows(rows.count, rows.len, team, |r, row| {
         let row = r.k.coords(&rows.kept, row);
@@ -300,6 +349,7 @@ pub fn layer_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     layer.parameter(&bias)?;
     let kept = space.result(true);
     let [mean, rstd] = [&mean, &rstd].map(|s| space.spread(&s.viewed(&kept, &dense(&kept))));
+    let statistics = Statistics { mean, rstd };
     let out = if input {
         Some(l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?)
     } else {
@@ -313,21 +363,22 @@ pub fn layer_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
         l.returns_undefined();
         Some(None)
     };
-    let (gamma, beta) = (parameter(gamma)?, parameter(beta)?);
+    let gradients = Parameters { weight: parameter(gamma)?, bias: parameter(beta)? };
+    let given = Backward { grad: &grad, x, statistics: &statistics, weight: weight.as_ref() };
     if let Some(out) = out {
-        layer_input_gradient(l, &layer, (&grad, &out), (&mean, &rstd), weight.as_ref())?;
+        layer_input_gradient(l, &layer, &given, &out)?;
     }
-    layer_parameter_gradients(l, &layer, &grad, (&mean, &rstd), (gamma, beta))
+    layer_parameter_gradients(l, &layer, &given, &gradients)
 }
 
 fn layer_input_gradient(
     l: &mut Lowering<'_>,
     layer: &Layer,
-    (grad, out): (&Operand, &Operand),
-    (mean, rstd): (&Operand, &Operand),
-    weight: Option<&Operand>,
+    given: &Backward<'_>,
+    out: &Operand,
 ) -> Option<()> {
-    let Layer { x, space, leading, .. } = layer;
+    let Backward { grad, x, statistics: Statistics { mean, rstd }, weight } = *given;
+    let Layer { space, leading, .. } = layer;
     let ty = x.mem.ty();
     let weighted = weight.is_some();
     let sums = gradient_sums(ty, weighted);
@@ -335,25 +386,22 @@ fn layer_input_gradient(
     let operands: Vec<&Operand> = [x, out, grad, mean, rstd].into_iter().chain(weight).collect();
     let rows = NormRows::new(*leading, &operands);
     let len = rows.len;
-    // Terms that are subtracted from each member's gradient: a constant, and a factor times the member's deviation.
-    let losses = move |k: &mut Kernel, [sum, dot]: [E; 2], rstd: &E| {
+    // Values of `Losses`.
+    let terms = move |k: &mut Kernel, [sum, dot]: [E; 2], rstd: &E| {
         let len = k.size(len).cast(ty);
         [sum / &len, dot * rstd * rstd / len]
     };
     if rows.few() {
         let exact = computed(x);
         let sizes = space.result(true);
-        let temps = [l.temp(&sizes, exact)?, l.temp(&sizes, exact)?].map(|t| space.spread(&t));
+        let [shift, slope] = [l.temp(&sizes, exact)?, l.temp(&sizes, exact)?].map(|t| space.spread(&t));
         let ins: Vec<&Operand> = [grad, x, mean].into_iter().chain(weight).collect();
-        launch(
-            l,
-            "layer_norm_sums",
-            space,
-            (&ins, &[&temps[0], &temps[1]], &[rstd]),
-            &acc,
-            &|_, k, a, v| losses(k, a, &v[0].cast(ty)).to_vec(),
-        )?;
-        return apply_backward(l, (grad, x, out), (mean, rstd), (&temps[0], &temps[1]), weight);
+        let operands = Operands { ins: &ins, outs: &[&shift, &slope], also: &[rstd] };
+        launch(l, "layer_norm_sums", space, operands, &acc, &|_, k, a, v| {
+            terms(k, a, &v[0].cast(ty)).to_vec()
+        })?;
+        let losses = Losses { shift, slope };
+        return apply_backward(l, "normalize_backward", given, &losses, Weighted::Gradient, out);
     }
     let mut k = Kernel::new("layer_norm_backward");
     let target = l.write(&mut k, &rows.view(out, 1))?;
@@ -375,11 +423,11 @@ fn layer_input_gradient(
         let a = r.reduce(acc.init.clone(), step, both);
         let first = rows.coords(r.k, &row, &E::u32(0));
         let rstd = sources[3].at(r.k, &first).cast(ty);
-        let [shift, slope] = losses(r.k, a, &rstd);
+        let [shift, slope] = terms(r.k, a, &rstd);
         r.each(|k, j| {
             let (v, coords) = values(k, j);
             let dy = if weighted { &v[0] * &v[3] } else { v[0].clone() };
-            let dx = (dy - &shift - (&v[1] - &v[2]) * &slope) * &rstd;
+            let dx = input_gradient(dy, &v[1] - &v[2], [&shift, &slope], &rstd);
             let store = k.store(&target, &coords, dx);
             vec![if rows.side_by_side(1) { store.side_by_side() } else { store }]
         });
@@ -390,17 +438,16 @@ fn layer_input_gradient(
 fn layer_parameter_gradients(
     l: &mut Lowering<'_>,
     layer: &Layer,
-    grad: &Operand,
-    (mean, rstd): (&Operand, &Operand),
-    (gamma, beta): (Option<Operand>, Option<Operand>),
+    given: &Backward<'_>,
+    gradients: &Parameters,
 ) -> Option<()> {
-    let x = &layer.x;
+    let Backward { grad, x, statistics: Statistics { mean, rstd }, .. } = *given;
     let ty = x.mem.ty();
     let space = Space::new(&x.sizes, (0..x.ndim()).map(|d| d < layer.leading).collect());
-    let outs: Vec<Operand> = gamma.iter().chain(&beta).map(|o| space.spread(o)).collect();
+    let outs: Vec<Operand> = gradients.present().map(|o| space.spread(o)).collect();
     let outs: Vec<&Operand> = outs.iter().collect();
     let zero = E::lit(ty, 0.0);
-    let (wants_gamma, wants_beta) = (gamma.is_some(), beta.is_some());
+    let (wants_gamma, wants_beta) = (gradients.weight.is_some(), gradients.bias.is_some());
     match (wants_gamma, wants_beta) {
         (false, false) => Some(()),
         (false, true) => {
@@ -409,7 +456,8 @@ fn layer_parameter_gradients(
                 step: &|_, [a], v, _| [a + v[0].cast(ty)],
                 merge: &|[a], [b]| [a + b],
             };
-            launch(l, "layer_norm_bias", &space, (&[grad], &outs, &[]), &acc, &|_, _, a, _| a.to_vec())
+            let operands = Operands { ins: &[grad], outs: &outs, also: &[] };
+            launch(l, "layer_norm_bias", &space, operands, &acc, &|_, _, a, _| a.to_vec())
         }
         _ => {
             let acc = Accumulate {
@@ -420,8 +468,8 @@ fn layer_parameter_gradients(
                 },
                 merge: &both,
             };
-            let ins = [grad, x, mean, rstd];
-            launch(l, "layer_norm_weight", &space, (&ins, &outs, &[]), &acc, &|_, _, a, _| {
+            let operands = Operands { ins: &[grad, x, mean, rstd], outs: &outs, also: &[] };
+            launch(l, "layer_norm_weight", &space, operands, &acc, &|_, _, a, _| {
                 if wants_beta { a.to_vec() } else { a[..1].to_vec() }
             })
         }
@@ -494,14 +542,14 @@ pub fn group_norm(l: &mut Lowering<'_>) -> Option<()> {
     let (weight, bias) = (l.optional(1)?, l.optional(2)?);
     let dtype = parameter_dtype(&x, [&weight, &bias])?;
     let groups = Groups::of(l, &x, 3)?;
-    let (weight, bias) = (groups.parameter(&weight)?, groups.parameter(&bias)?);
+    let parameters = Parameters { weight: groups.parameter(&weight)?, bias: groups.parameter(&bias)? };
     let out = l.fresh(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?;
     let sizes = [groups.n, groups.groups];
     let mut statistic = || l.fresh(&sizes, &dense(&sizes), dtype).map(|s| groups.statistic(&s));
-    let (mean, rstd) = (statistic()?, statistic()?);
+    let saved = Statistics { mean: statistic()?, rstd: statistic()? };
     let (x, out) = (groups.view(&x), groups.view(&out));
-    let (mean, rstd) = statistics(l, &groups.space(2), &x, (&mean, &rstd), 7)?;
-    apply(l, (&x, &out), (&mean, &rstd), weight.as_ref(), bias.as_ref())
+    let statistics = statistics(l, &groups.space(2), &x, &saved, 7)?;
+    apply(l, &x, &statistics, &parameters, &out)
 }
 
 /// `native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)`.
@@ -539,7 +587,7 @@ pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
 
     let ty = x.mem.ty();
     let exact = computed(&x);
-    let (mean, rstd) = (groups.statistic(&mean), groups.statistic(&rstd));
+    let statistics = Statistics { mean: groups.statistic(&mean), rstd: groups.statistic(&rstd) };
     let (grad, x) = (groups.view(&grad), groups.view(&x));
     let zeros = [E::lit(ty, 0.0), E::lit(ty, 0.0)];
 
@@ -550,9 +598,8 @@ pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let plain = gradient_sums(ty, false);
     let acc = Accumulate { init: zeros.clone(), step: &plain, merge: &both };
     let outs = [&channels.spread(&sum), &channels.spread(&dot)];
-    launch(l, "group_norm_sums", &channels, (&[&grad, &x, &mean], &outs, &[]), &acc, &|_, _, a, _| {
-        a.to_vec()
-    })?;
+    let operands = Operands { ins: &[&grad, &x, &statistics.mean], outs: &outs, also: &[] };
+    launch(l, "group_norm_sums", &channels, operands, &acc, &|_, _, a, _| a.to_vec())?;
 
     let narrow = |x: &Operand| x.viewed(&x.sizes[..3], &x.strides[..3]);
     if let Some(out) = out {
@@ -571,21 +618,16 @@ pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
             merge: &both,
         };
         let ins: Vec<&Operand> = [&sum, &dot].into_iter().chain(&weights).collect();
-        let also = [&narrow(&rstd)];
-        launch(
-            l,
-            "group_norm_losses",
-            &within,
-            (&ins, &[&spread[0], &spread[1]], &also),
-            &acc,
-            &|_, k, [a, b], v| {
-                let (members, rstd) = (k.size(members).cast(ty), v[0].cast(ty));
-                vec![a / &members, b * &rstd * rstd / members]
-            },
-        )?;
+        let also = [&narrow(&statistics.rstd)];
+        let operands = Operands { ins: &ins, outs: &[&spread[0], &spread[1]], also: &also };
+        launch(l, "group_norm_losses", &within, operands, &acc, &|_, k, [a, b], v| {
+            let (members, rstd) = (k.size(members).cast(ty), v[0].cast(ty));
+            vec![a / &members, b * &rstd * rstd / members]
+        })?;
         let [shift, slope] = temps.map(|t| groups.statistic(&t));
-        let out = groups.view(&out);
-        apply_backward(l, (&grad, &x, &out), (&mean, &rstd), (&shift, &slope), weight.as_ref())?;
+        let given = Backward { grad: &grad, x: &x, statistics: &statistics, weight: weight.as_ref() };
+        let (losses, out) = (Losses { shift, slope }, groups.view(&out));
+        apply_backward(l, "normalize_backward", &given, &losses, Weighted::Gradient, &out)?;
     }
 
     let samples = Space::new(&sizes, vec![true, false, false]);
@@ -599,8 +641,8 @@ pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
         step: &|_, [gamma, beta], v, _| [gamma + &v[0] * v[2].cast(ty), beta + &v[1]],
         merge: &both,
     };
-    let ins = [&dot, &sum, &narrow(&rstd)];
-    launch(l, "group_norm_weight", &samples, (&ins, &outs, &[]), &acc, &|_, _, [a, b], _| {
+    let operands = Operands { ins: &[&dot, &sum, &narrow(&statistics.rstd)], outs: &outs, also: &[] };
+    launch(l, "group_norm_weight", &samples, operands, &acc, &|_, _, [a, b], _| {
         gamma.iter().map(|_| a.clone()).chain(beta.iter().map(|_| b.clone())).collect()
     })
 }
@@ -677,8 +719,10 @@ pub fn batch_norm(l: &mut Lowering<'_>, form: BatchNorm) -> Option<()> {
     if x.ndim() < 2 || x.numel() == 0 || running.iter().flatten().any(|r| r.strides[..] == [0]) {
         return None;
     }
-    let (weight, bias) = (optional_channels(&weight, &x)?, optional_channels(&bias, &x)?);
-    let [mean, var] = [optional_channels(&running[0], &x)?, optional_channels(&running[1], &x)?];
+    let parameters =
+        Parameters { weight: optional_channels(&weight, &x)?, bias: optional_channels(&bias, &x)? };
+    let [mean, var] = &running;
+    let running = Running { mean: optional_channels(mean, &x)?, var: optional_channels(var, &x)? };
     let out = l.fresh(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?;
     let saved = if args.training { x.sizes[1] } else { 0 };
     let (save_mean, save_rstd) = (l.fresh(&[saved], &[1], dtype)?, l.fresh(&[saved], &[1], dtype)?);
@@ -686,15 +730,16 @@ pub fn batch_norm(l: &mut Lowering<'_>, form: BatchNorm) -> Option<()> {
         l.fresh(&[0], &[1], Dtype::UINT8)?;
     }
     if args.training {
-        let saved = (&channels(&save_mean, &x)?, &channels(&save_rstd, &x)?);
-        let (mean, rstd) = batch_statistics(l, &x, saved, (mean, var), args.momentum)?;
-        return apply(l, (&x, &out), (&mean, &rstd), weight.as_ref(), bias.as_ref());
+        let saved = Statistics { mean: channels(&save_mean, &x)?, rstd: channels(&save_rstd, &x)? };
+        let statistics = batch_statistics(l, &x, &saved, &running, args.momentum)?;
+        return apply(l, &x, &statistics, &parameters, &out);
     }
-    let (mean, var) = (mean?, var?);
+    let (mean, var) = (running.mean?, running.var?);
     let ty = x.mem.ty();
     let ins: Vec<(&Operand, Ty)> =
-        [&x, &mean, &var].into_iter().chain(&weight).chain(&bias).map(|x| (x, ty)).collect();
-    let (weighted, biased, eps) = (weight.is_some(), bias.is_some(), args.momentum + 1);
+        [&x, &mean, &var].into_iter().chain(parameters.present()).map(|x| (x, ty)).collect();
+    let (weighted, biased) = (parameters.weight.is_some(), parameters.bias.is_some());
+    let eps = args.momentum + 1;
     elementwise::launch(l, "batch_norm", &[&out], &ins, |_, k, v, _| {
         let rstd = inverse_root(k, v[2].clone(), eps);
         let weight = weighted.then(|| &v[3]);
@@ -703,32 +748,39 @@ pub fn batch_norm(l: &mut Lowering<'_>, form: BatchNorm) -> Option<()> {
     })
 }
 
-/// Computes the statistics of a batch, stores them for the backward pass, and updates the running statistics. Returns
-/// the mean and reciprocal standard deviation in the dtype of the computation.
+/// Running statistics of a batch norm. `None` stands for an absent one.
+struct Running {
+    mean: Option<Operand>,
+    var: Option<Operand>,
+}
+
+/// Computes the statistics of a batch into `saved`, for the backward pass, and updates the running statistics. Returns
+/// the statistics in the dtype of the computation.
 fn batch_statistics(
     l: &mut Lowering<'_>,
     x: &Operand,
-    (save_mean, save_rstd): (&Operand, &Operand),
-    (running_mean, running_var): (Option<Operand>, Option<Operand>),
+    saved: &Statistics,
+    running: &Running,
     momentum: usize,
-) -> Option<(Operand, Operand)> {
+) -> Option<Statistics> {
     let ty = x.mem.ty();
     let exact = computed(x);
     let space = batch_space(x);
     let members = space.members();
-    let direct = save_mean.dtype == exact;
+    let direct = saved.mean.dtype == exact;
     let mut temp = || l.temp(&[x.sizes[1]], exact).and_then(|t| channels(&t, x));
-    let (mean, rstd) = if direct { (save_mean.clone(), save_rstd.clone()) } else { (temp()?, temp()?) };
-    let squares = if running_var.is_some() { Some(temp()?) } else { None };
+    let [mean, rstd] = if direct { [saved.mean.clone(), saved.rstd.clone()] } else { [temp()?, temp()?] };
+    let squares = if running.var.is_some() { Some(temp()?) } else { None };
     let mut outs = vec![&mean, &rstd];
-    outs.extend(&running_mean);
+    outs.extend(&running.mean);
     outs.extend(&squares);
-    let also: Vec<&Operand> = running_mean.iter().collect();
+    let also: Vec<&Operand> = running.mean.iter().collect();
     let moved = move |k: &mut Kernel, old: &E, new: &E| {
-        let m = fed(k, momentum, ty);
+        let m = k.number(momentum, ty);
         old.cast(ty) * (1.0 - &m) + new * m
     };
-    launch(l, "batch_moments", &space, (&[x], &outs, &also), &welford(ty), &|_, k, [mean, m2, _], v| {
+    let operands = Operands { ins: &[x], outs: &outs, also: &also };
+    launch(l, "batch_moments", &space, operands, &welford(ty), &|_, k, [mean, m2, _], v| {
         let variance = &m2 / k.size(members).cast(ty);
         let rstd = inverse_root(k, variance, momentum + 1);
         let mut values = vec![mean.clone(), rstd];
@@ -739,7 +791,7 @@ fn batch_statistics(
     let narrow = |x: &Operand| x.viewed(&x.sizes[1..2], &x.strides[1..2]);
     // This is a separate kernel because the running statistics may be parts of one storage, and a kernel can write only
     // one window of a storage.
-    if let (Some(var), Some(squares)) = (&running_var, &squares) {
+    if let (Some(var), Some(squares)) = (&running.var, &squares) {
         let (var, squares) = (narrow(var), narrow(squares));
         elementwise::launch(l, "running_var", &[&var], &[(&var, ty), (&squares, ty)], |_, k, v, _| {
             let freedom = k.size(members - 1).cast(ty);
@@ -747,11 +799,11 @@ fn batch_statistics(
         })?;
     }
     if !direct {
-        let outs = [&narrow(save_mean), &narrow(save_rstd)];
+        let outs = [&narrow(&saved.mean), &narrow(&saved.rstd)];
         let ins = [(&narrow(&mean), ty), (&narrow(&rstd), ty)];
         elementwise::launch(l, "batch_saved", &outs, &ins, |_, _, v, _| Some(v.to_vec()))?;
     }
-    Some((mean, rstd))
+    Some(Statistics { mean, rstd })
 }
 
 /// `native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
@@ -793,71 +845,45 @@ pub fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     // Running statistics do not depend on the input, so they add no terms to its gradient.
     let losses = if input && train {
         let mut temp = || l.temp(&[x.sizes[1]], exact).and_then(|t| channels(&t, &x));
-        Some((temp()?, temp()?))
+        Some(Losses { shift: temp()?, slope: temp()? })
     } else {
         None
     };
     let mut outs: Vec<&Operand> = gamma.iter().chain(&beta).collect();
-    outs.extend(losses.iter().flat_map(|(a, b)| [a, b]));
+    outs.extend(losses.iter().flat_map(|Losses { shift, slope }| [shift, slope]));
     let root = move |k: &mut Kernel, v: &E| if train { v.cast(ty) } else { inverse_root(k, v.cast(ty), 8) };
     if !outs.is_empty() {
         let sums = gradient_sums(ty, false);
         let acc = Accumulate { init: [E::lit(ty, 0.0), E::lit(ty, 0.0)], step: &sums, merge: &both };
         let (wants_gamma, wants_beta, wants_losses) = (gamma.is_some(), beta.is_some(), losses.is_some());
-        launch(
-            l,
-            "batch_norm_sums",
-            &space,
-            (&[&grad, &x, &mean], &outs, &[&deviation]),
-            &acc,
-            &|_, k, [sum, dot], v| {
-                let rstd = root(k, &v[0]);
-                let mut values = Vec::new();
-                if wants_gamma {
-                    values.push(&dot * &rstd);
-                }
-                if wants_beta {
-                    values.push(sum.clone());
-                }
-                if wants_losses {
-                    let members = k.size(members).cast(ty);
-                    values.extend([sum / &members, dot * &rstd * rstd / members]);
-                }
-                values
-            },
-        )?;
+        let operands = Operands { ins: &[&grad, &x, &mean], outs: &outs, also: &[&deviation] };
+        launch(l, "batch_norm_sums", &space, operands, &acc, &|_, k, [sum, dot], v| {
+            let rstd = root(k, &v[0]);
+            let mut values = Vec::new();
+            if wants_gamma {
+                values.push(&dot * &rstd);
+            }
+            if wants_beta {
+                values.push(sum.clone());
+            }
+            if wants_losses {
+                let members = k.size(members).cast(ty);
+                values.extend([sum / &members, dot * &rstd * rstd / members]);
+            }
+            values
+        })?;
     }
     let Some(out) = out else { return Some(()) };
-    if let Some((shift, slope)) = &losses {
-        // The weight multiplies the gradient of the normalized value, including the subtracted terms.
-        return batch_input_gradient(
-            l,
-            (&grad, &x, &out),
-            (&mean, &deviation),
-            (shift, slope),
-            weight.as_ref(),
-        );
+    if let Some(losses) = &losses {
+        // In training, `deviation` is the reciprocal standard deviation. The weight multiplies the gradient of the
+        // normalized value, including the subtracted terms.
+        let statistics = Statistics { mean, rstd: deviation };
+        let given = Backward { grad: &grad, x: &x, statistics: &statistics, weight: weight.as_ref() };
+        return apply_backward(l, "batch_norm_backward", &given, losses, Weighted::Result, &out);
     }
     let ins: Vec<(&Operand, Ty)> = [&grad, &deviation].into_iter().chain(&weight).map(|x| (x, ty)).collect();
     elementwise::launch(l, "batch_norm_backward", &[&out], &ins, |_, k, v, _| {
         let dx = &v[0] * root(k, &v[1]);
         Some(vec![v.get(2).map_or(dx.clone(), |w| dx * w)])
-    })
-}
-
-/// Computes the input's gradient: `(dy - shift - (x - mean) * slope) * rstd * weight`.
-fn batch_input_gradient(
-    l: &mut Lowering<'_>,
-    (grad, x, out): (&Operand, &Operand, &Operand),
-    (mean, rstd): (&Operand, &Operand),
-    (shift, slope): (&Operand, &Operand),
-    weight: Option<&Operand>,
-) -> Option<()> {
-    let ty = x.mem.ty();
-    let ins: Vec<(&Operand, Ty)> =
-        [grad, x, mean, rstd, shift, slope].into_iter().chain(weight).map(|x| (x, ty)).collect();
-    elementwise::launch(l, "batch_norm_backward", &[out], &ins, |_, _, v, _| {
-        let dx = (&v[0] - &v[4] - (&v[1] - &v[2]) * &v[5]) * &v[3];
-        Some(vec![v.get(6).map_or(dx.clone(), |w| dx * w)])
     })
 }

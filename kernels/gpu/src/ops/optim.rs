@@ -9,6 +9,21 @@ use crate::ops::{chunks, elementwise};
 use crate::store::{Store, Word};
 use tandem_executor::ir::{E, Mem, Ty, larger};
 
+/// Indices of a step's arguments.
+struct Places<'p> {
+    /// Lists with a tensor for each parameter: the parameter, its gradient, its state.
+    lists: &'p [usize],
+    /// Number of steps of each parameter.
+    steps: Option<usize>,
+    /// Learning rate.
+    rate: usize,
+    /// Weight decay.
+    decay: usize,
+    maximize: usize,
+    /// `grad_scale`, which `found_inf` follows.
+    scale: usize,
+}
+
 /// Arguments that the steps of all optimizers have in common.
 struct OptimizerStep {
     /// Lists with a tensor for each parameter: the parameter, its gradient, its state.
@@ -54,14 +69,9 @@ fn one_less_power(one_less: &E, exponent: &E) -> E {
 }
 
 impl OptimizerStep {
-    /// Reads the lists at the arguments `lists`, the steps at `steps`, the numbers at `rate` and `decay`, the flag
-    /// at `maximize`, and `grad_scale` and `found_inf` from `scale` on.
-    fn new(
-        l: &mut Lowering<'_>,
-        lists: &[usize],
-        steps: Option<usize>,
-        (rate, decay, maximize, scale): (usize, usize, usize, usize),
-    ) -> Option<OptimizerStep> {
+    /// Reads the arguments. `None` if they do not fit together.
+    fn new(l: &mut Lowering<'_>, places: &Places<'_>) -> Option<OptimizerStep> {
+        let Places { lists, steps, rate, decay, maximize, scale } = *places;
         let lists: Option<Vec<Vec<Operand>>> = lists.iter().map(|arg| l.tensors(*arg)).collect();
         let (lists, steps) = (lists?, steps.map(|arg| l.tensors(arg)));
         let steps = match steps {
@@ -173,7 +183,8 @@ pub fn adamw(l: &mut Lowering<'_>) -> Option<()> {
 fn moments(l: &mut Lowering<'_>, decoupled: bool) -> Option<()> {
     let amsgrad = l.flag(11, false);
     let lists: &[usize] = if amsgrad { &[0, 1, 2, 3, 4] } else { &[0, 1, 2, 3] };
-    let step = OptimizerStep::new(l, lists, Some(5), (6, 9, 12, 13))?;
+    let places = Places { lists, steps: Some(5), rate: 6, decay: 9, maximize: 12, scale: 13 };
+    let step = OptimizerStep::new(l, &places)?;
     step.launch(l, "adam", |v| {
         let (rate, decay, steps) = (v.rate.clone(), v.decay.clone(), v.step.clone());
         let (beta1, beta2, eps) = (v.number(7), v.number(8), v.number(10));
@@ -201,7 +212,8 @@ fn moments(l: &mut Lowering<'_>, decoupled: bool) -> Option<()> {
 pub fn sgd(l: &mut Lowering<'_>) -> Option<()> {
     let Some(Arg::Tensors(buffers)) = l.call.args.get(2) else { return None };
     let lists: &[usize] = if *buffers > 0 { &[0, 1, 2] } else { &[0, 1] };
-    let step = OptimizerStep::new(l, lists, None, (5, 3, 8, 10))?;
+    let places = Places { lists, steps: None, rate: 5, decay: 3, maximize: 8, scale: 10 };
+    let step = OptimizerStep::new(l, &places)?;
     let (nesterov, first) = (l.flag(7, false), l.flag(9, false));
     if *buffers == 0 {
         l.within(4, 0.0, 0.0)?;
@@ -222,7 +234,8 @@ pub fn sgd(l: &mut Lowering<'_>) -> Option<()> {
 /// `_fused_adagrad_(self, grads, state_sums, state_steps, lr, lr_decay, weight_decay, eps, maximize, grad_scale,
 /// found_inf)`.
 pub fn adagrad(l: &mut Lowering<'_>) -> Option<()> {
-    let step = OptimizerStep::new(l, &[0, 1, 2], Some(3), (4, 6, 8, 9))?;
+    let places = Places { lists: &[0, 1, 2], steps: Some(3), rate: 4, decay: 6, maximize: 8, scale: 9 };
+    let step = OptimizerStep::new(l, &places)?;
     step.launch(l, "adagrad", |v| {
         let (slow, eps) = (v.number(5), v.number(7));
         let rate = &v.rate / ((&v.step - 1.0) * slow + 1.0);

@@ -110,6 +110,14 @@ struct Steps {
     dilation: Option<E>,
 }
 
+/// Elements along one dimension.
+pub(super) struct Interval {
+    /// Index of the first element.
+    pub(super) first: E,
+    /// Number of elements.
+    pub(super) count: E,
+}
+
 /// `a / b`, rounded up.
 fn ceil_div(a: &E, b: &E) -> E {
     (a + b - 1.0) / b
@@ -126,12 +134,12 @@ impl Windows {
         Windows { input: k.size(axis.input), windows: k.size(axis.windows), sliding }
     }
 
-    /// First input element in a window, and the number of elements in the window.
-    fn members(&self, window: &E) -> (E, E) {
+    /// The input elements in a window. With a dilation, the elements are not adjacent.
+    fn members(&self, window: &E) -> Interval {
         let Some(s) = &self.sliding else {
             let first = window * &self.input / &self.windows;
             let end = ceil_div(&((window + 1.0) * &self.input), &self.windows);
-            return (first.clone(), end - first);
+            return Interval { count: end - &first, first };
         };
         // Positions count from the start of the padding, so that no position is negative.
         let start = window * &s.stride;
@@ -141,13 +149,13 @@ impl Windows {
             None => {
                 let first = start.max(&s.padding);
                 let end = (start + &s.kernel).min(end);
-                (&first - &s.padding, end - first)
+                Interval { first: &first - &s.padding, count: end - first }
             }
             Some(dilation) => {
                 let skipped = ceil_div(&missing, dilation);
                 let first = start + &skipped * dilation;
                 let room = ceil_div(&(end - &first), dilation);
-                (first - &s.padding, (&s.kernel - skipped).min(room))
+                Interval { first: first - &s.padding, count: (&s.kernel - skipped).min(room) }
             }
         }
     }
@@ -160,12 +168,12 @@ impl Windows {
         }
     }
 
-    /// Range of the windows that may contain an input element: the first window, and the number of windows.
-    fn holders(&self, place: &E) -> (E, E) {
+    /// The windows that may contain an input element.
+    fn holders(&self, place: &E) -> Interval {
         let Some(s) = &self.sliding else {
             let first = place * &self.windows / &self.input;
             let end = ceil_div(&((place + 1.0) * &self.windows), &self.input);
-            return (first.clone(), end - first);
+            return Interval { count: end - &first, first };
         };
         let at = place + &s.padding;
         let reach = match &s.dilation {
@@ -174,7 +182,7 @@ impl Windows {
         };
         let first = at.lt(&reach).select(E::u32(0), (&at - at.min(&reach)) / &s.stride + 1.0);
         let end = (at / &s.stride + 1.0).min(&self.windows);
-        (first.clone(), end.max(&first) - &first)
+        Interval { count: end.max(&first) - &first, first }
     }
 
     /// Divisor of an average along this dimension.
@@ -185,7 +193,7 @@ impl Windows {
                 let end = &self.input + &s.padding + &s.padding;
                 (&start + &s.kernel).min(end) - start
             }
-            _ => self.members(window).1,
+            _ => self.members(window).count,
         }
     }
 }
@@ -200,9 +208,9 @@ fn flat(axes: &[Windows], places: &[E]) -> E {
     axes.iter().zip(places).fold(E::u32(0), |at, (axis, place)| at * &axis.input + place)
 }
 
-/// Separates the starts of ranges from their lengths.
-fn ranges(pairs: impl IntoIterator<Item = (E, E)>) -> (Vec<E>, Vec<E>) {
-    pairs.into_iter().unzip()
+/// Separates the first elements of intervals from the numbers of elements.
+fn parted(intervals: impl IntoIterator<Item = Interval>) -> (Vec<E>, Vec<E>) {
+    intervals.into_iter().map(|Interval { first, count }| (first, count)).unzip()
 }
 
 fn window(source: Source) -> Option<crate::store::Tensor> {
@@ -249,7 +257,7 @@ fn max_of(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis]) -> Option<()> {
         let t = window(l.read(k, x))?;
         let axes: Vec<Windows> = axes.iter().map(|a| Windows::new(k, a)).collect();
         let (outer, inner) = coords.split_at(coords.len() - axes.len());
-        let (firsts, counts) = ranges(axes.iter().zip(inner).map(|(a, w)| a.members(w)));
+        let (firsts, counts) = parted(axes.iter().zip(inner).map(|(a, w)| a.members(w)));
         let none = E::u32(u32::MAX);
         let [max, at] = k.nest(&counts, [lowest(x.mem.ty()), none.clone()], |k, members, [max, at]| {
             let places: Vec<E> = (0..axes.len()).map(|d| axes[d].place(&firsts[d], &members[d])).collect();
@@ -300,7 +308,7 @@ fn max_backward(
         let (g, i) = (window(l.read(k, grad))?, window(l.read(k, indices))?);
         let axes: Vec<Windows> = axes.iter().map(|a| Windows::new(k, a)).collect();
         let (outer, places) = coords.split_at(coords.len() - axes.len());
-        let (firsts, counts) = ranges(axes.iter().zip(places).map(|(a, p)| a.holders(p)));
+        let (firsts, counts) = parted(axes.iter().zip(places).map(|(a, p)| a.holders(p)));
         let own = flat(&axes, places);
         let [sum] = k.nest(&counts, [E::lit(x.mem.ty(), 0.0)], |k, windows, [sum]| {
             let windows = windows.iter().zip(&firsts).map(|(w, first)| first + w);
@@ -360,7 +368,7 @@ fn average(l: &mut Lowering<'_>, x: &Operand, axes: &[Axis], divisor: &Divisor) 
         let t = window(l.read(k, x))?;
         let axes: Vec<Windows> = axes.iter().map(|a| Windows::new(k, a)).collect();
         let (outer, inner) = coords.split_at(coords.len() - axes.len());
-        let (firsts, counts) = ranges(axes.iter().zip(inner).map(|(a, w)| a.members(w)));
+        let (firsts, counts) = parted(axes.iter().zip(inner).map(|(a, w)| a.members(w)));
         let [sum] = k.nest(&counts, [E::lit(ty, 0.0)], |k, members, [sum]| {
             let places = members.iter().zip(&firsts).map(|(m, first)| first + m);
             let at: Vec<E> = outer.iter().cloned().chain(places).collect();
@@ -403,7 +411,7 @@ fn average_backward(
         let g = window(l.read(k, grad))?;
         let axes: Vec<Windows> = axes.iter().map(|a| Windows::new(k, a)).collect();
         let (outer, places) = coords.split_at(coords.len() - axes.len());
-        let (firsts, counts) = ranges(axes.iter().zip(places).map(|(a, p)| a.holders(p)));
+        let (firsts, counts) = parted(axes.iter().zip(places).map(|(a, p)| a.holders(p)));
         let [sum] = k.nest(&counts, [E::lit(ty, 0.0)], |k, windows, [sum]| {
             let windows: Vec<E> = windows.iter().zip(&firsts).map(|(w, first)| first + w).collect();
             let at: Vec<E> = outer.iter().chain(&windows).cloned().collect();

@@ -13,7 +13,6 @@ use crate::lower::{Dims, Lowering, Operand, Source, dense, wrap};
 use crate::ops::elementwise;
 use crate::ops::elementwise::coalesce;
 use crate::ops::types::{broadcast, result_type};
-use crate::store::Word;
 use tandem_executor::ir::{E, Mem, Ty, larger, smaller};
 
 // --- What is reduced ------------------------------------------------------------------------------------
@@ -87,6 +86,17 @@ impl Space {
 /// Function that returns the accumulators after a member.
 pub type Fold<'f, const N: usize> = dyn Fn(&mut Kernel, [E; N], &[E], &E) -> [E; N] + 'f;
 
+/// Operands of a reduction. All have the sizes of the space. `outs` and `also` have strides of 0 in reduced dimensions.
+#[derive(Clone, Copy)]
+pub struct Operands<'o> {
+    /// Inputs.
+    pub ins: &'o [&'o Operand],
+    /// Results.
+    pub outs: &'o [&'o Operand],
+    /// Inputs that are read once per row.
+    pub also: &'o [&'o Operand],
+}
+
 /// Accumulation over the members of a row.
 pub struct Accumulate<'f, const N: usize> {
     /// Initial accumulators, which are neutral in `merge`.
@@ -124,16 +134,16 @@ fn plan(rows: i64, len: i64, together: bool) -> Partition {
     Partition { team, together, parts: parts.max(1) }
 }
 
-/// Launches a reduction. All operands have the space's sizes. `outs` and `also` have strides of 0 in reduced
-/// dimensions, and `also` is read once per row.
+/// Launches a reduction.
 pub fn launch<const N: usize>(
     l: &mut Lowering<'_>,
     label: &'static str,
     space: &Space,
-    (ins, outs, also): (&[&Operand], &[&Operand], &[&Operand]),
+    operands: Operands<'_>,
     acc: &Accumulate<'_, N>,
     finish: Finish<'_, N>,
 ) -> Option<()> {
+    let Operands { ins, outs, also } = operands;
     let all: Vec<&Operand> = ins.iter().chain(outs).chain(also).copied().collect();
     let (kept, kept_strides) = space.group(false, &all);
     let (members, member_strides) = space.group(true, ins);
@@ -286,22 +296,24 @@ fn output(l: &mut Lowering<'_>, n: usize, space: &Space, keep: bool, dtype: Dtyp
     Some(space.spread(&out))
 }
 
-/// Launches a reduction with one input, one accumulator and one output.
-fn single(
-    l: &mut Lowering<'_>,
-    space: &Space,
-    (x, out): (&Operand, &Operand),
+/// Reduction with one accumulator.
+struct Single<'f> {
     init: E,
-    step: &dyn Fn(&mut Kernel, E, &E) -> E,
-    merge: &dyn Fn(&E, &E) -> E,
-    finish: &dyn Fn(&Lowering<'_>, &mut Kernel, E) -> E,
-) -> Option<()> {
-    let acc = Accumulate {
-        init: [init],
-        step: &|k, [a], x, _| [step(k, a, &x[0])],
-        merge: &|[a], [b]| [merge(&a, &b)],
-    };
-    launch(l, "reduce", space, (&[x], &[out], &[]), &acc, &|l, k, [a], _| vec![finish(l, k, a)])
+    step: &'f dyn Fn(E, &E) -> E,
+    merge: &'f dyn Fn(&E, &E) -> E,
+    finish: &'f dyn Fn(&mut Kernel, E) -> E,
+}
+
+impl Single<'_> {
+    fn launch(&self, l: &mut Lowering<'_>, space: &Space, x: &Operand, out: &Operand) -> Option<()> {
+        let acc = Accumulate {
+            init: [self.init.clone()],
+            step: &|_, [a], x, _| [(self.step)(a, &x[0])],
+            merge: &|[a], [b]| [(self.merge)(&a, &b)],
+        };
+        let operands = Operands { ins: &[x], outs: &[out], also: &[] };
+        launch(l, "reduce", space, operands, &acc, &|_, k, [a], _| vec![(self.finish)(k, a)])
+    }
 }
 
 // --- Sums -----------------------------------------------------------------------------------------------
@@ -354,15 +366,11 @@ pub fn sums(l: &mut Lowering<'_>, of: Sums) -> Option<()> {
         let v = x.cast(ty);
         if nan { v.is_nan().select(0.0, &v) } else { v }
     };
-    let init = E::lit(ty, f64::from(u8::from(product)));
-    single(
-        l,
-        &space,
-        (&x, &out),
-        init,
-        &|_, a, x| if product { a * value(x) } else { a + value(x) },
-        &|a, b| if product { a * b } else { a + b },
-        &|_, k, a| {
+    let single = Single {
+        init: E::lit(ty, f64::from(u8::from(product))),
+        step: &|a, x| if product { a * value(x) } else { a + value(x) },
+        merge: &|a, b| if product { a * b } else { a + b },
+        finish: &|k, a| {
             if mean {
                 let count = k.size(count).cast(ty);
                 a / count
@@ -370,7 +378,8 @@ pub fn sums(l: &mut Lowering<'_>, of: Sums) -> Option<()> {
                 a
             }
         },
-    )
+    };
+    single.launch(l, &space, &x, &out)
 }
 
 // --- Extremes -------------------------------------------------------------------------------------------
@@ -399,11 +408,12 @@ fn extremes(l: &mut Lowering<'_>, x: &Operand, space: &Space, keep: bool, which:
     }
     let out = output(l, 0, space, keep, x.dtype)?;
     let ty = x.mem.ty();
-    if which == Extreme::Max {
-        single(l, space, (x, &out), lowest(ty), &|_, a, x| larger(&a, x), &larger, &|_, _, a| a)
-    } else {
-        single(l, space, (x, &out), highest(ty), &|_, a, x| smaller(&a, x), &smaller, &|_, _, a| a)
-    }
+    let (init, join): (E, fn(&E, &E) -> E) = match which {
+        Extreme::Max => (lowest(ty), larger),
+        Extreme::Min => (highest(ty), smaller),
+    };
+    let single = Single { init, step: &|a, x| join(&a, x), merge: &join, finish: &|_, a| a };
+    single.launch(l, space, x, &out)
 }
 
 /// `aminmax(self, *, dim, keepdim)`.
@@ -421,7 +431,8 @@ pub fn aminmax(l: &mut Lowering<'_>) -> Option<()> {
         step: &|_, [a, b], x, _| [smaller(&a, &x[0]), larger(&b, &x[0])],
         merge: &|[a, b], [c, d]| [smaller(&a, &c), larger(&b, &d)],
     };
-    launch(l, "aminmax", &space, (&[&x], &[&low, &high], &[]), &acc, &|_, _, a, _| a.to_vec())
+    let operands = Operands { ins: &[&x], outs: &[&low, &high], also: &[] };
+    launch(l, "aminmax", &space, operands, &acc, &|_, _, a, _| a.to_vec())
 }
 
 /// `max(self)`, and `max(self, dim, keepdim)`, which also returns indices; `min`.
@@ -432,7 +443,7 @@ pub fn max_min(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
         let space = Space::new(&x.sizes, (0..x.ndim()).map(|d| d == dim).collect());
         let values = output(l, 0, &space, keep, x.dtype)?;
         let indices = output(l, 1, &space, keep, Dtype::INT64)?;
-        return places(l, &x, space, (Some(&values), &indices), which);
+        return places(l, &x, space, Some(&values), &indices, which);
     }
     // The other overload takes two tensors.
     if inputs(l, 1) != 1 {
@@ -452,7 +463,7 @@ pub fn arg_extreme(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
         return None;
     }
     let out = output(l, 0, &space, keep, Dtype::INT64)?;
-    places(l, &x, space, (None, &out), which)
+    places(l, &x, space, None, &out, which)
 }
 
 /// Launches the reduction to the extreme and its index, the first one if several are equal.
@@ -460,7 +471,8 @@ fn places(
     l: &mut Lowering<'_>,
     x: &Operand,
     mut space: Space,
-    (values, indices): (Option<&Operand>, &Operand),
+    values: Option<&Operand>,
+    indices: &Operand,
     which: Extreme,
 ) -> Option<()> {
     if space.members() == 0 {
@@ -487,7 +499,8 @@ fn places(
         merge: &better,
     };
     let outs: Vec<&Operand> = values.into_iter().chain([indices]).collect();
-    launch(l, "places", &space, (&[x], &outs, &[]), &acc, &|_, _, [a, i], _| {
+    let operands = Operands { ins: &[x], outs: &outs, also: &[] };
+    launch(l, "places", &space, operands, &acc, &|_, _, [a, i], _| {
         let index = i.cast(Ty::I64);
         if values.is_some() { vec![a.cast(x.mem.ty()), index] } else { vec![index] }
     })
@@ -517,16 +530,13 @@ fn truth(l: &mut Lowering<'_>, any: bool) -> Option<()> {
     let dtype = if x.dtype == Dtype::UINT8 { Dtype::UINT8 } else { Dtype::BOOL };
     let out = output(l, 0, &space, keep, dtype)?;
     let join = move |a: &E, b: &E| if any { a.or(b) } else { a.and(b) };
-    let finish = |_: &Lowering<'_>, _: &mut Kernel, a: E| a;
-    single(
-        l,
-        &space,
-        (&x, &out),
-        E::int(Ty::Bool, i64::from(!any)),
-        &|_, a, x| join(&a, &x.cast(Ty::Bool)),
-        &join,
-        &finish,
-    )
+    let single = Single {
+        init: E::int(Ty::Bool, i64::from(!any)),
+        step: &|a, x| join(&a, &x.cast(Ty::Bool)),
+        merge: &join,
+        finish: &|_, a| a,
+    };
+    single.launch(l, &space, &x, &out)
 }
 
 /// `count_nonzero(self, dim)`.
@@ -534,8 +544,13 @@ pub fn count_nonzero(l: &mut Lowering<'_>) -> Option<()> {
     let x = l.tensor(0)?;
     let space = dims(l, &x, Some(1))?;
     let out = output(l, 0, &space, false, Dtype::INT64)?;
-    let count = |_: &mut Kernel, a: E, x: &E| a + x.cast(Ty::Bool).cast(Ty::U32);
-    single(l, &space, (&x, &out), E::u32(0), &count, &|a, b| a + b, &|_, _, a| a.cast(Ty::I64))
+    let single = Single {
+        init: E::u32(0),
+        step: &|a, x| a + x.cast(Ty::Bool).cast(Ty::U32),
+        merge: &|a, b| a + b,
+        finish: &|_, a| a.cast(Ty::I64),
+    };
+    single.launch(l, &space, &x, &out)
 }
 
 // --- Variances ------------------------------------------------------------------------------------------
@@ -599,7 +614,8 @@ pub fn variance(l: &mut Lowering<'_>, of: Spread) -> Option<()> {
     let mean = if of.mean { Some(output(l, 1, &space, keep, x.dtype)?) } else { None };
     let outs: Vec<&Operand> = std::iter::once(&out).chain(&mean).collect();
     let members = space.members();
-    launch(l, "variance", &space, (&[&x], &outs, &[]), &welford(ty), &|l, k, [mean, m2, _], _| {
+    let operands = Operands { ins: &[&x], outs: &outs, also: &[] };
+    launch(l, "variance", &space, operands, &welford(ty), &|l, k, [mean, m2, _], _| {
         let correction = if l.has(2) { l.number(k, 2, ty) } else { E::lit(ty, 1.0) };
         let var = m2 / (k.size(members).cast(ty) - correction);
         vec![if of.deviation { var.sqrt() } else { var }, mean]
@@ -631,46 +647,55 @@ fn order(p: f64) -> Option<Order> {
     })
 }
 
-/// Launches the norm of `value` of the inputs. The order is the argument at index `arg`.
-fn norm(
-    l: &mut Lowering<'_>,
-    space: &Space,
-    (ins, out): (&[&Operand], &Operand),
-    (arg, order, ty): (usize, Order, Ty),
-    value: &dyn Fn(&[E]) -> E,
-) -> Option<()> {
-    let p = |k: &mut Kernel| fed(k, arg, ty);
-    let merge = move |a: &E, b: &E| match order {
-        Order::Max => larger(a, b),
-        Order::Min => smaller(a, b),
-        _ => a + b,
-    };
-    let acc = Accumulate {
-        init: [if order == Order::Min { highest(ty) } else { E::lit(ty, 0.0) }],
-        step: &|k, [a], x, _| {
-            let v = value(x).abs();
-            let v = match order {
-                Order::Zero => v.cast(Ty::Bool).cast(ty),
-                Order::Two => &v * &v,
-                Order::Other => E::call("pow_", ty, [v, p(k)]),
-                _ => v,
-            };
-            [merge(&a, &v)]
-        },
-        merge: &|[a], [b]| [merge(&a, &b)],
-    };
-    launch(l, "norm", space, (ins, &[out], &[]), &acc, &|_, k, [a], _| {
-        vec![match order {
-            Order::Two => a.sqrt(),
-            Order::Other => E::call("pow_", ty, [a, 1.0 / p(k)]),
-            _ => a,
-        }]
-    })
+/// A norm.
+#[derive(Clone, Copy)]
+struct Norm {
+    /// Index of the order among the arguments.
+    arg: usize,
+    order: Order,
+    /// Type of the computation.
+    ty: Ty,
 }
 
-/// Returns the parameter of a number among the arguments. Unlike [`Lowering::number`], this function needs no lowering.
-fn fed(k: &mut Kernel, arg: usize, ty: Ty) -> E {
-    k.value(ty, |upper| Word::Number(arg as u32, 0, ty, upper))
+impl Norm {
+    /// Launches the norm of `value` of the inputs.
+    fn launch(
+        self,
+        l: &mut Lowering<'_>,
+        space: &Space,
+        ins: &[&Operand],
+        out: &Operand,
+        value: &dyn Fn(&[E]) -> E,
+    ) -> Option<()> {
+        let Norm { arg, order, ty } = self;
+        let merge = move |a: &E, b: &E| match order {
+            Order::Max => larger(a, b),
+            Order::Min => smaller(a, b),
+            _ => a + b,
+        };
+        let acc = Accumulate {
+            init: [if order == Order::Min { highest(ty) } else { E::lit(ty, 0.0) }],
+            step: &|k, [a], x, _| {
+                let v = value(x).abs();
+                let v = match order {
+                    Order::Zero => v.cast(Ty::Bool).cast(ty),
+                    Order::Two => &v * &v,
+                    Order::Other => E::call("pow_", ty, [v, k.number(arg, ty)]),
+                    _ => v,
+                };
+                [merge(&a, &v)]
+            },
+            merge: &|[a], [b]| [merge(&a, &b)],
+        };
+        let operands = Operands { ins, outs: &[out], also: &[] };
+        launch(l, "norm", space, operands, &acc, &|_, k, [a], _| {
+            vec![match order {
+                Order::Two => a.sqrt(),
+                Order::Other => E::call("pow_", ty, [a, 1.0 / k.number(arg, ty)]),
+                _ => a,
+            }]
+        })
+    }
 }
 
 /// `linalg_vector_norm(self, ord, dim, keepdim, *, dtype)`.
@@ -690,7 +715,7 @@ pub fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
     }
     let ty = Mem::of(dtype)?.ty();
     let out = output(l, 0, &space, keep, dtype)?;
-    norm(l, &space, (&[&x], &out), (1, order(p)?, ty), &|x| x[0].cast(ty))
+    Norm { arg: 1, order: order(p)?, ty }.launch(l, &space, &[&x], &out, &|x| x[0].cast(ty))
 }
 
 /// `dist(self, other, p)`: the norm of the difference.
@@ -706,7 +731,8 @@ pub fn dist(l: &mut Lowering<'_>) -> Option<()> {
     let space = Space::new(&sizes, vec![true; sizes.len()]);
     let out = output(l, 0, &space, false, dtype)?;
     let ins = [&a.expanded(&sizes), &b.expanded(&sizes)];
-    norm(l, &space, (&ins, &out), (2, order(p)?, ty), &|x| x[0].cast(ty) - x[1].cast(ty))
+    let norm = Norm { arg: 2, order: order(p)?, ty };
+    norm.launch(l, &space, &ins, &out, &|x| x[0].cast(ty) - x[1].cast(ty))
 }
 
 /// Returns the operands of the distances between all pairs of rows, expanded to the sizes `(batch.., rows of the
@@ -747,7 +773,8 @@ fn distances(l: &mut Lowering<'_>, order: Order) -> Option<()> {
     let last = sizes.len() - 1;
     let space = Space::new(&sizes, (0..sizes.len()).map(|d| d == last).collect());
     let out = output(l, 0, &space, false, x1.dtype)?;
-    norm(l, &space, (&[&a, &b], &out), (2, order, x1.mem.ty()), &|x| &x[0] - &x[1])
+    let norm = Norm { arg: 2, order, ty: x1.mem.ty() };
+    norm.launch(l, &space, &[&a, &b], &out, &|x| &x[0] - &x[1])
 }
 
 /// `_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`.
@@ -784,7 +811,7 @@ pub fn cdist_backward(l: &mut Lowering<'_>) -> Option<()> {
                 Order::Two => dist.eq(0.0).select(0.0, g * &d / dist),
                 Order::Max => d.abs().eq(dist).select(g * sign, 0.0),
                 Order::Min | Order::Other => {
-                    let p = fed(k, 3, ty) - 1.0;
+                    let p = k.number(3, ty) - 1.0;
                     let power = |v: E| E::call("pow_", ty, [v, p.clone()]);
                     apart.select(sign * power(d.abs()) * g / power(dist.clone()), 0.0)
                 }
@@ -793,9 +820,8 @@ pub fn cdist_backward(l: &mut Lowering<'_>) -> Option<()> {
         },
         merge: &|[a], [b]| [a + b],
     };
-    launch(l, "cdist_backward", &space, (&[&grad, &a, &b, &dist], &[&out], &[]), &acc, &|_, _, [a], _| {
-        vec![a]
-    })
+    let operands = Operands { ins: &[&grad, &a, &b, &dist], outs: &[&out], also: &[] };
+    launch(l, "cdist_backward", &space, operands, &acc, &|_, _, [a], _| vec![a])
 }
 
 /// `renorm(self, p, dim, maxnorm)`: slices whose norm is above `maxnorm` are scaled down to it.
@@ -812,7 +838,7 @@ pub fn renorm(l: &mut Lowering<'_>) -> Option<()> {
     let space = Space::new(&x.sizes, (0..x.ndim()).map(|d| d != dim).collect());
     let norms = l.temp(&[x.sizes[dim]], kept)?;
     let norms = space.spread(&norms);
-    norm(l, &space, (&[&x], &norms), (1, order(p)?, ty), &|x| x[0].clone())?;
+    Norm { arg: 1, order: order(p)?, ty }.launch(l, &space, &[&x], &norms, &|x| x[0].clone())?;
     elementwise::launch(l, "renorm", &[&out], &[(&x, ty), (&norms, ty)], |l, k, v, _| {
         let most = l.number(k, 3, ty);
         let scale = v[1].gt(&most).select(&most / (&v[1] + 1e-7), 1.0);
@@ -853,7 +879,6 @@ pub fn logsumexp(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let out = output(l, 0, &space, keep, dtype)?;
-    launch(l, "logsumexp", &space, (&[&x], &[&out], &[]), &exponentials(), &|_, _, [max, sum], _| {
-        vec![max + sum.log()]
-    })
+    let operands = Operands { ins: &[&x], outs: &[&out], also: &[] };
+    launch(l, "logsumexp", &space, operands, &exponentials(), &|_, _, [max, sum], _| vec![max + sum.log()])
 }

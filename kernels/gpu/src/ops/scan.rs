@@ -6,7 +6,7 @@
 
 use tandem_tracegraph::tensor_meta::Dtype;
 
-use crate::kernel::{Kernel, highest, lowest, team};
+use crate::kernel::{Kernel, RowBuilder, highest, lowest, team};
 use crate::lower::{Lowering, Operand, Source, dense};
 use crate::ops::reduce::Extreme;
 use crate::ops::reduce::{FILL, exponentials, kept_as};
@@ -25,100 +25,72 @@ struct Running<'f, const N: usize> {
     finish: &'f dyn Fn([E; N]) -> Vec<E>,
 }
 
-/// Number of parts of each row.
-fn parts(rows: &DimRows) -> i64 {
-    let threads = rows.count() * i64::from(rows.team);
-    let least = if rows.team == 1 { 64 } else { 1024 };
-    if threads < FILL / 2 && rows.len >= 4 * least {
-        (FILL / threads).min(rows.len / least).clamp(1, 4096)
-    } else {
-        1
+/// Rows of a tensor, divided into parts.
+struct Division<'x> {
+    x: &'x Operand,
+    rows: DimRows,
+    /// Number of parts of each row.
+    parts: i64,
+    /// Number of members of a part. The last part of a row may have fewer.
+    chunk: i64,
+    /// Number of threads that scan a part.
+    team: u32,
+}
+
+impl<'x> Division<'x> {
+    fn new(x: &'x Operand, dim: usize) -> Division<'x> {
+        let rows = DimRows::new(x, dim, x);
+        let threads = rows.count() * i64::from(rows.team);
+        let least = if rows.team == 1 { 64 } else { 1024 };
+        let parts = if threads < FILL / 2 && rows.len >= 4 * least {
+            (FILL / threads).min(rows.len / least).clamp(1, 4096)
+        } else {
+            1
+        };
+        let chunk = (rows.len + parts - 1) / parts;
+        let team = if rows.team == 1 { 1 } else { team(chunk, false) };
+        Division { x, rows, parts, chunk, team }
     }
 }
 
-fn scan<const N: usize>(
-    l: &mut Lowering<'_>,
-    (x, dim): (&Operand, usize),
-    outs: &[&Operand],
-    running: &Running<'_, N>,
-) -> Option<()> {
-    if x.numel() == 0 {
-        return Some(());
-    }
-    let rows = DimRows::new(x, dim, x);
-    let parts = parts(&rows);
-    let (count, chunk) = (rows.count(), (rows.len + parts - 1) / parts);
-    let group = if rows.team == 1 { 1 } else { team(chunk, false) };
-
-    // Accumulators after each part. A part begins with the accumulators after the previous part.
-    let before =
-        if parts > 1 { Some(scan_parts(l, x, &rows, (parts, chunk, group), running)?) } else { None };
-    let mut k = Kernel::new("scan");
-    let split = Split::new(&mut k, &rows, parts, chunk);
-    let source = l.read(&mut k, &rows.view(x));
-    let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(&mut k, &rows.view(o))).collect();
-    let targets = targets?;
-    let before: Vec<Source> = before.iter().flatten().map(|x| l.read(&mut k, x)).collect();
-    let rounds = k.size(chunk);
-    k.rows_of(
-        count * parts,
-        |_, n| split.len(n),
-        group,
-        |r, number| {
-            let (row, part) = split.place(number);
-            let coords = r.k.coords(&rows.kept, &row);
-            // The first part begins with `init`. The value that it loads is not used.
-            let first = part.eq(0u32);
-            let previous = first.select(&part, &part - 1u32);
-            let start = std::array::from_fn(|n| match before.get(n) {
-                Some(source) => {
-                    let init = &running.init[n];
-                    let value = source.at(r.k, &[row.clone(), previous.clone()]).cast(init.ty());
-                    first.select(init, value)
-                }
-                None => running.init[n].clone(),
-            });
-            r.scan(
-                rounds,
-                running.init.clone(),
-                start,
-                |k, j, a| {
-                    let j = split.member(&part, j);
-                    let value = source.at(k, &at(&coords, &j));
-                    (running.merge)(a, (running.member)(value, &j))
-                },
-                running.merge,
-                |k, j, a| {
-                    let to = at(&coords, &split.member(&part, j));
-                    targets.iter().zip((running.finish)(a)).map(|(t, v)| k.store(t, &to, v)).collect()
-                },
-            );
-        },
-    );
-    l.launch(k)
-}
-
-/// Rows that are split into parts. Consecutive numbers are the same part of neighbouring rows.
-struct Split {
+/// Parts of rows in a kernel. Consecutive numbers are the same part of neighbouring rows.
+struct Parts<'d> {
+    division: &'d Division<'d>,
     rows: E,
     len: E,
     chunk: E,
-    whole: bool,
+    source: Source,
 }
 
-impl Split {
-    fn new(k: &mut Kernel, rows: &DimRows, parts: i64, chunk: i64) -> Split {
-        Split { rows: k.size(rows.count()), len: k.size(rows.len), chunk: k.size(chunk), whole: parts == 1 }
+/// A part of a row.
+struct Part {
+    row: E,
+    /// Number of the part within its row.
+    number: E,
+    /// Coordinates of the row.
+    coords: Vec<E>,
+}
+
+impl<'d> Parts<'d> {
+    fn new(l: &Lowering<'_>, k: &mut Kernel, division: &'d Division<'d>) -> Parts<'d> {
+        let Division { x, rows, chunk, .. } = division;
+        let [count, len, chunk] = [rows.count(), rows.len, *chunk].map(|size| k.size(size));
+        let source = l.read(k, &rows.view(x));
+        Parts { division, rows: count, len, chunk, source }
+    }
+
+    fn whole(&self) -> bool {
+        self.division.parts == 1
     }
 
     /// Row and part with a number.
     fn place(&self, number: &E) -> (E, E) {
-        if self.whole { (number.clone(), E::u32(0)) } else { (number % &self.rows, number / &self.rows) }
+        if self.whole() { (number.clone(), E::u32(0)) } else { (number % &self.rows, number / &self.rows) }
     }
 
-    /// Number of members of a part.
+    /// Number of members of the part with a number.
     fn len(&self, number: &E) -> E {
-        if self.whole {
+        if self.whole() {
             return self.len.clone();
         }
         let (_, part) = self.place(number);
@@ -126,48 +98,112 @@ impl Split {
         (&self.len - begin).min(&self.chunk)
     }
 
-    fn member(&self, part: &E, j: &E) -> E {
-        if self.whole { j.clone() } else { part * &self.chunk + j }
+    /// Number within its row of a part's member `j`.
+    fn member(&self, part: &Part, j: &E) -> E {
+        if self.whole() { j.clone() } else { &part.number * &self.chunk + j }
     }
+
+    /// Accumulators after a part's member `j`.
+    fn step<const N: usize>(
+        &self,
+        k: &Kernel,
+        part: &Part,
+        j: &E,
+        a: [E; N],
+        running: &Running<'_, N>,
+    ) -> [E; N] {
+        let j = self.member(part, j);
+        let value = self.source.at(k, &at(&part.coords, &j));
+        (running.merge)(a, (running.member)(value, &j))
+    }
+
+    /// Makes a kernel use a team of threads for each part. `body` adds the stages.
+    fn each(&self, k: &mut Kernel, body: impl FnOnce(&mut RowBuilder<'_>, &Part)) {
+        let Division { rows, parts, team, .. } = self.division;
+        k.rows_of(
+            rows.count() * parts,
+            |_, n| self.len(n),
+            *team,
+            |r, number| {
+                let (row, number) = self.place(number);
+                let coords = r.k.coords(&rows.kept, &row);
+                body(r, &Part { row, number, coords });
+            },
+        );
+    }
+}
+
+fn scan<const N: usize>(
+    l: &mut Lowering<'_>,
+    x: &Operand,
+    dim: usize,
+    outs: &[&Operand],
+    running: &Running<'_, N>,
+) -> Option<()> {
+    if x.numel() == 0 {
+        return Some(());
+    }
+    let division = Division::new(x, dim);
+    let rows = &division.rows;
+    // Accumulators after each part. A part begins with the accumulators after the previous part.
+    let before = if division.parts > 1 { Some(scan_parts(l, &division, running)?) } else { None };
+    let mut k = Kernel::new("scan");
+    let parts = Parts::new(l, &mut k, &division);
+    let targets: Option<Vec<_>> = outs.iter().map(|o| l.write(&mut k, &rows.view(o))).collect();
+    let targets = targets?;
+    let before: Vec<Source> = before.iter().flatten().map(|x| l.read(&mut k, x)).collect();
+    let rounds = k.size(division.chunk);
+    parts.each(&mut k, |r, part| {
+        // The first part begins with `init`. The value that it loads is not used.
+        let first = part.number.eq(0u32);
+        let previous = first.select(&part.number, &part.number - 1u32);
+        let start = std::array::from_fn(|n| match before.get(n) {
+            Some(source) => {
+                let init = &running.init[n];
+                let value = source.at(r.k, &[part.row.clone(), previous.clone()]).cast(init.ty());
+                first.select(init, value)
+            }
+            None => running.init[n].clone(),
+        });
+        r.scan(
+            rounds,
+            running.init.clone(),
+            start,
+            |k, j, a| parts.step(k, part, j, a, running),
+            running.merge,
+            |k, j, a| {
+                let to = at(&part.coords, &parts.member(part, j));
+                targets.iter().zip((running.finish)(a)).map(|(t, v)| k.store(t, &to, v)).collect()
+            },
+        );
+    });
+    l.launch(k)
 }
 
 /// Computes the accumulators of each row after each of its parts.
 fn scan_parts<const N: usize>(
     l: &mut Lowering<'_>,
-    x: &Operand,
-    rows: &DimRows,
-    (parts, chunk, group): (i64, i64, u32),
+    division: &Division<'_>,
     running: &Running<'_, N>,
 ) -> Option<Vec<Operand>> {
-    let count = rows.count();
+    let (count, parts) = (division.rows.count(), division.parts);
     let mut temps = || -> Option<Vec<Operand>> {
         running.init.iter().map(|e| l.temp(&[count, parts], kept_as(e.ty()))).collect()
     };
     let (alone, scanned) = (temps()?, temps()?);
 
     let mut k = Kernel::new("scan_parts");
-    let split = Split::new(&mut k, rows, parts, chunk);
-    let source = l.read(&mut k, &rows.view(x));
+    let own = Parts::new(l, &mut k, division);
     let targets: Option<Vec<_>> = alone.iter().map(|o| l.write(&mut k, o)).collect();
     let targets = targets?;
-    k.rows_of(
-        count * parts,
-        |_, n| split.len(n),
-        group,
-        |r, number| {
-            let (row, part) = split.place(number);
-            let coords = r.k.coords(&rows.kept, &row);
-            let step = |k: &mut Kernel, j: &E, a| {
-                let j = split.member(&part, j);
-                let value = source.at(k, &at(&coords, &j));
-                (running.merge)(a, (running.member)(value, &j))
-            };
-            let a = r.reduce(running.init.clone(), step, running.merge);
-            r.once(|k| {
-                targets.iter().zip(a).map(|(t, v)| k.store(t, &[row.clone(), part.clone()], v)).collect()
-            });
-        },
-    );
+    own.each(&mut k, |r, part| {
+        let step = |k: &mut Kernel, j: &E, a| own.step(k, part, j, a, running);
+        let a = r.reduce(running.init.clone(), step, running.merge);
+        r.once(|k| {
+            let to = [part.row.clone(), part.number.clone()];
+            targets.iter().zip(a).map(|(t, v)| k.store(t, &to, v)).collect()
+        });
+    });
     l.launch(k)?;
 
     let mut k = Kernel::new("scan_of_parts");
@@ -231,7 +267,7 @@ fn sums(l: &mut Lowering<'_>, product: bool) -> Option<()> {
         merge: &|[a], [b]| [if product { a * b } else { a + b }],
         finish: &|a| a.to_vec(),
     };
-    scan(l, (&x, dim), &[&out], &running)
+    scan(l, &x, dim, &[&out], &running)
 }
 
 /// `cummax(self, dim)`, `cummin`: of equal values, the last one's index.
@@ -260,7 +296,7 @@ pub fn extremes(l: &mut Lowering<'_>, which: Extreme) -> Option<()> {
         },
         finish: &|[a, i]| vec![a.cast(x.mem.ty()), i.cast(Ty::I64)],
     };
-    scan(l, (&x, dim), &[&values, &indices], &running)
+    scan(l, &x, dim, &[&values, &indices], &running)
 }
 
 /// `logcumsumexp(self, dim)`.
@@ -278,5 +314,5 @@ pub fn exponential_sums(l: &mut Lowering<'_>) -> Option<()> {
         merge: acc.merge,
         finish: &|[max, sum]| vec![max + sum.log()],
     };
-    scan(l, (&x, dim), &[&out], &running)
+    scan(l, &x, dim, &[&out], &running)
 }

@@ -20,7 +20,7 @@ use crate::ops::segments::{Combine, Segments, Space, Total};
 use crate::ops::types::{broadcast, preserved};
 use crate::store::{Put, Store};
 use tandem_executor::error::Fault;
-use tandem_executor::ir::{E, Mem, Ty};
+use tandem_executor::ir::{E, Guard, Mem, Ty};
 use tandem_executor::ops::arguments::Reduce;
 
 /// Destination of an element.
@@ -244,7 +244,7 @@ impl Scatter<'_> {
             let at = k.address(&t, &target.at);
             let (mut value, mut count) = (total.value, total.count);
             if include_self {
-                let guard = Some((exists.clone(), E::lit(ty, 0.0)));
+                let guard = Some(Guard { condition: exists.clone(), default: E::lit(ty, 0.0) });
                 value = merge(E::load(t.mem, t.buf, at.clone(), guard), value);
                 count = count + 1.0;
             }

@@ -202,7 +202,7 @@ impl Segments {
         if let Some(parts) = &parts {
             for (at, level) in levels.iter().enumerate() {
                 let smaller = at.checked_sub(1).map(|at| &levels[at]);
-                self.combine_parts(l, parts, (level, smaller), combine)?;
+                self.combine_parts(l, parts, level, smaller, combine)?;
             }
         }
         each(l, "segments", &self.space.with(n), |l, k, coords, _| {
@@ -212,8 +212,8 @@ impl Segments {
             // A thread whose element begins no segment gets an empty segment.
             let end = begins.select(end_of(k, &ends, &own), &own);
             let mut next = (&own / PART as f64 + 1.0) * PART as f64;
-            let mut value =
-                self.with_elements(l, k, combine, combine.init.clone(), (&own, &end.min(&next)), &columns)?;
+            let range = own.clone()..end.min(&next);
+            let mut value = self.with_elements(l, k, combine, combine.init.clone(), range, &columns)?;
             if let Some(parts) = &parts {
                 let parts = window(l, k, parts)?;
                 for (at, level) in levels.iter().enumerate() {
@@ -228,7 +228,7 @@ impl Segments {
                         limit = limit.min(&next);
                     }
                     let limit = ((limit + &step - 1.0) / step).max(&begin);
-                    value = level.with_results(k, &parts, combine, value, (&begin, &limit), &columns);
+                    value = level.with_results(k, &parts, combine, value, begin..limit, &columns);
                 }
             }
             let order = window(l, k, &self.order)?;
@@ -243,7 +243,8 @@ impl Segments {
         &self,
         l: &mut Lowering<'_>,
         parts: &Operand,
-        (level, smaller): (&Level, Option<&Level>),
+        level: &Level,
+        smaller: Option<&Level>,
         combine: &Combine<'_>,
     ) -> Option<()> {
         each(l, "segments_parts", &self.space.with(level.count), |l, k, coords, _| {
@@ -256,10 +257,10 @@ impl Segments {
             let end = continues.select(end.min(&begin + step), &begin);
             let init = combine.init.clone();
             let value = match smaller {
-                None => self.with_elements(l, k, combine, init, (&begin, &end), &columns)?,
+                None => self.with_elements(l, k, combine, init, begin..end, &columns)?,
                 Some(smaller) => {
                     let step = smaller.step();
-                    let range = (&(begin / &step), &((end + &step - 1.0) / step));
+                    let range = begin / &step..(end + &step - 1.0) / step;
                     smaller.with_results(k, &parts, combine, init, range, &columns)
                 }
             };
@@ -277,13 +278,14 @@ impl Segments {
         k: &mut Kernel,
         combine: &Combine<'_>,
         value: E,
-        (begin, end): (&E, &E),
+        range: Range<E>,
         columns: &[E],
     ) -> Option<E> {
         let order = window(l, k, &self.order)?;
+        let Range { start, end } = range;
         let mut fits = true;
-        let [value] = k.fold(end - begin, [value], |k, n, [value]| {
-            let number = k.load(&order, &[begin + n]).cast(Ty::U32);
+        let [value] = k.fold(end - &start, [value], |k, n, [value]| {
+            let number = k.load(&order, &[&start + n]).cast(Ty::U32);
             let at = self.space.value(k, &number, columns);
             let more = (combine.value)(l, k, &at);
             fits = more.is_some();
@@ -312,11 +314,12 @@ impl Level {
         parts: &Tensor,
         combine: &Combine<'_>,
         value: E,
-        (begin, end): (&E, &E),
+        range: Range<E>,
         columns: &[E],
     ) -> E {
-        let [value] = k.fold(end - begin, [value], |k, n, [value]| {
-            let at = self.place(k, &(begin + n), columns);
+        let Range { start, end } = range;
+        let [value] = k.fold(end - &start, [value], |k, n, [value]| {
+            let at = self.place(k, &(&start + n), columns);
             [(combine.merge)(value, k.load(parts, &at))]
         });
         value

@@ -10,7 +10,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::kernel::{Kernel, held, team};
 use crate::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::ops::elementwise;
-use crate::ops::reduce::{Space, exponentials, launch};
+use crate::ops::reduce::{Accumulate, Operands, Space, exponentials, launch};
 use tandem_executor::ir::{E, Mem, Ty};
 
 /// Rows of a tensor along a dimension.
@@ -122,7 +122,8 @@ pub fn forward(l: &mut Lowering<'_>, kind: Kind) -> Option<()> {
         let stats = [l.temp(&sizes, Dtype::FLOAT32)?, l.temp(&sizes, Dtype::FLOAT32)?];
         let stats = stats.map(|s| space.spread(&s));
         let finish = |_: &Lowering<'_>, _: &mut Kernel, a: [E; 2], _: &[E]| shared(kind, a).to_vec();
-        launch(l, "softmax", &space, (&[&x], &[&stats[0], &stats[1]], &[]), &exponentials(), &finish)?;
+        let operands = Operands { ins: &[&x], outs: &[&stats[0], &stats[1]], also: &[] };
+        launch(l, "softmax", &space, operands, &exponentials(), &finish)?;
         let ins = [(&x, Ty::F32), (&stats[0], Ty::F32), (&stats[1], Ty::F32)];
         return elementwise::launch(l, "softmax", &[&out], &ins, |_, _, v, _| {
             Some(vec![member(kind, &v[0], &[v[1].clone(), v[2].clone()])])
@@ -182,12 +183,13 @@ pub fn backward(l: &mut Lowering<'_>, kind: Kind) -> Option<()> {
         let space = rows.space(&y);
         let sum = l.temp(&space.result(true), Dtype::FLOAT32)?;
         let sum = space.spread(&sum);
-        let acc = crate::ops::reduce::Accumulate {
+        let acc = Accumulate {
             init: [E::lit(Ty::F32, 0.0)],
             step: &|_, [a], x, _| [a + term(x[0].clone(), x[1].clone())],
             merge: &|[a], [b]| [a + b],
         };
-        launch(l, "softmax_backward", &space, (&[&grad, &y], &[&sum], &[]), &acc, &|_, _, a, _| a.to_vec())?;
+        let operands = Operands { ins: &[&grad, &y], outs: &[&sum], also: &[] };
+        launch(l, "softmax_backward", &space, operands, &acc, &|_, _, a, _| a.to_vec())?;
         let ins = [(&grad, Ty::F32), (&y, Ty::F32), (&sum, Ty::F32)];
         return elementwise::launch(l, "softmax_backward", &[&out], &ins, |_, _, v, _| {
             Some(vec![result(v[0].clone(), v[1].clone(), &v[2])])

@@ -16,7 +16,8 @@ pub fn result_type<'a>(operands: impl IntoIterator<Item = &'a Operand>, default:
 
 /// Returns the strides of a new output, given its operands, which are expanded to `sizes`.
 pub fn output_strides(sizes: &[i64], operands: &[Operand]) -> Dims {
-    let views: Vec<View<'_>> = operands.iter().map(|o| (&o.sizes[..], &o.strides[..])).collect();
+    let views: Vec<View<'_>> =
+        operands.iter().map(|o| View { sizes: &o.sizes, strides: &o.strides }).collect();
     shapes::output_strides(sizes, &views)
 }
 

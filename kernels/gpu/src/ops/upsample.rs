@@ -10,6 +10,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::kernel::Kernel;
 use crate::lower::{Dims, Lowering, Operand, Source, dense};
 use crate::ops::elementwise::produce;
+use crate::ops::pooling::Interval;
 use crate::ops::types::suggested;
 use crate::store::{Put, Tensor};
 use tandem_executor::ir::{E, Mem, Ty, Un};
@@ -123,9 +124,8 @@ impl Grid {
         }
     }
 
-    /// Range of the output elements that may have this tap: the first element, and the number of elements. The range
-    /// may contain elements without the tap.
-    fn askers(&self, k: &mut Kernel, axis: &Axis, place: &E) -> (E, E) {
+    /// Output elements that may have this tap. The interval may contain elements without the tap.
+    fn askers(&self, k: &mut Kernel, axis: &Axis, place: &E) -> Interval {
         let inverse = k.constant(if axis.scale > 0.0 { 1.0 / axis.scale } else { 0.0 });
         let (below, above) = match self.mode {
             Mode::Nearest { .. } => (0.0, 1.0),
@@ -141,7 +141,7 @@ impl Grid {
         let first = place.lt(lower).select(E::u32(0), first);
         let place = place.cast(Ty::I32);
         let end = place.gt(&self.last - upper).select(output, end);
-        (first.clone(), end.max(&first) - first)
+        Interval { count: end.max(&first) - &first, first }
     }
 }
 
@@ -255,8 +255,8 @@ pub fn backward(l: &mut Lowering<'_>, how: Interpolation, n: usize) -> Option<()
 }
 
 /// Sum over the output elements that may have taps at `places`, one dimension after the other.
-fn gather(k: &mut Kernel, g: &Tensor, grids: &[Grid], ranges: &[(E, E)], places: &[E], at: &[E]) -> E {
-    let (Some((grid, inner)), Some(((first, count), ranges)), Some((place, places))) =
+fn gather(k: &mut Kernel, g: &Tensor, grids: &[Grid], ranges: &[Interval], places: &[E], at: &[E]) -> E {
+    let (Some((grid, inner)), Some((Interval { first, count }, ranges)), Some((place, places))) =
         (grids.split_first(), ranges.split_first(), places.split_first())
     else {
         return k.load(g, at);
@@ -360,13 +360,18 @@ struct Corner {
     y: E,
     inside: E,
     weight: E,
-    /// Derivatives of the weight with respect to x and y.
-    slopes: (E, E),
+    slopes: Slopes,
+}
+
+/// Derivatives of a weight with respect to the coordinates.
+struct Slopes {
+    x: E,
+    y: E,
 }
 
 /// Corners from which a sample is computed.
 fn corners(s: &Sampling, x: &E, y: &E, width: &E, height: &E) -> Vec<Corner> {
-    let corner = |cx: E, cy: E, weight: E, slopes: (E, E)| {
+    let corner = |cx: E, cy: E, weight: E, slopes: Slopes| {
         // Only coordinates inside fit an integer. NaN is not inside.
         let inside = cx.ge(0.0).and(cx.lt(width)).and(cy.ge(0.0)).and(cy.lt(height));
         let place = |c: &E| inside.select(c, 0.0).cast(Ty::U32);
@@ -375,17 +380,17 @@ fn corners(s: &Sampling, x: &E, y: &E, width: &E, height: &E) -> Vec<Corner> {
     let none = E::lit(Ty::F32, 0.0);
     if s.nearest {
         let round = |c: &E| E::un(Un::Round, c.clone());
-        return vec![corner(round(x), round(y), E::lit(Ty::F32, 1.0), (none.clone(), none))];
+        return vec![corner(round(x), round(y), E::lit(Ty::F32, 1.0), Slopes { x: none.clone(), y: none })];
     }
     let (left, top) = (E::un(Un::Floor, x.clone()), E::un(Un::Floor, y.clone()));
     let (right, bottom) = (&left + 1.0, &top + 1.0);
     let (east, south) = (x - &left, y - &top);
     let (west, north) = (&right - x, &bottom - y);
     vec![
-        corner(left.clone(), top.clone(), &west * &north, (-&north, -&west)),
-        corner(right.clone(), top, &east * &north, (north, -&east)),
-        corner(left, bottom.clone(), &west * &south, (-&south, west)),
-        corner(right, bottom, &east * &south, (south, east)),
+        corner(left.clone(), top.clone(), &west * &north, Slopes { x: -&north, y: -&west }),
+        corner(right.clone(), top, &east * &north, Slopes { x: north, y: -&east }),
+        corner(left, bottom.clone(), &west * &south, Slopes { x: -&south, y: west }),
+        corner(right, bottom, &east * &south, Slopes { x: south, y: east }),
     ]
 }
 
@@ -461,8 +466,8 @@ pub fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
             for p in &corners {
                 let at = [c[0].clone(), channel.clone(), p.y.clone(), p.x.clone()];
                 let value = k.load_if(&t, &at, p.inside.clone(), zero.clone()) * &d;
-                dx = dx + &value * &p.slopes.0;
-                dy = dy + value * &p.slopes.1;
+                dx = dx + &value * &p.slopes.x;
+                dy = dy + value * &p.slopes.y;
             }
             [dx, dy]
         });

@@ -23,7 +23,7 @@ use crate::print::buffers::pack;
 use crate::print::writer::{Writer, name};
 use crate::store::Store;
 use crate::tiling::Tile;
-use tandem_executor::ir::{E, Node, Var};
+use tandem_executor::ir::{E, Guard, Node, Var};
 
 /// Collects the largest subexpressions that depend on no variables but `vars`. Loads, literals, parameters and
 /// variables are left out.
@@ -70,6 +70,12 @@ impl Which {
             Which::Right => "b",
         }
     }
+}
+
+/// Place of a vector of an operand, as the names of the structures of its row and of `k`.
+struct Place {
+    row: String,
+    depth: String,
 }
 
 /// Lanes of a round that load blocks of one operand: the first lane, the number of lanes, and the first lane's
@@ -231,7 +237,7 @@ impl<'c> Printer<'c> {
         let given = format!("{}, r, d", name(batch));
         let mut ok = String::new();
         let mut default = "0.0".to_owned();
-        if let Some((condition, otherwise)) = guard {
+        if let Some(Guard { condition, default: otherwise }) = guard {
             function("ok", "bool", &|w| w.emit(condition));
             function("otherwise", "f32", &|w| w.emit(otherwise));
             ok = format!("ok_{s}({given})");
@@ -265,21 +271,21 @@ impl<'c> Printer<'c> {
         text
     }
 
-    /// Code that loads vectors of an operand into `targets`. `places` are the names of the structures of the vectors'
-    /// rows and of `k`, in ascending order. If all vectors are within bounds and at multiples of four, no vector is
-    /// loaded in a branch of its own, so that the loads are issued together.
-    fn vectors(&self, which: Which, places: &[(String, String)], targets: &[String]) -> String {
+    /// Code that loads vectors of an operand into `targets`. `places` are in ascending order. If all vectors are within
+    /// bounds and at multiples of four, no vector is loaded in a branch of its own, so that the loads are issued
+    /// together.
+    fn vectors(&self, which: Which, places: &[Place], targets: &[String]) -> String {
         let (side, _, _, extent) = self.side(which);
         let s = which.letter();
         let Node::Load { buf, guard, .. } = &side.value.0.node else { return String::new() };
-        let Some((r, d)) = places.last() else { return String::new() };
+        let Some(Place { row: r, depth: d }) = places.last() else { return String::new() };
         let inside = match side.along {
             Along::Outer => format!("{r}.at + 4u <= {extent} && {d}.at < end"),
             Along::Depth => format!("{d}.at + 4u <= end && {r}.at < {extent}"),
         };
         let (mut addresses, mut fast, mut slow) = (String::new(), String::new(), String::new());
         let mut joined = Vec::new();
-        for (i, ((r, d), target)) in places.iter().zip(targets).enumerate() {
+        for (i, (Place { row: r, depth: d }, target)) in places.iter().zip(targets).enumerate() {
             let _ = writeln!(addresses, "      let at{i} = at_{s}(batch, {r}, {d});");
             joined.push(format!("at{i}"));
             let whole = format!("lv_whole{buf}");
@@ -467,8 +473,8 @@ impl<'c> Printer<'c> {
         let targets = [0, 1, 2, 3].map(|j| format!("p{round}_{j}"));
         if side.vector {
             let places = [0, 1, 2, 3].map(|j| match side.along {
-                Along::Outer => (format!("r{id}_0"), format!("d{j}")),
-                Along::Depth => (format!("r{id}_{j}"), "d0".to_owned()),
+                Along::Outer => Place { row: format!("r{id}_0"), depth: format!("d{j}") },
+                Along::Depth => Place { row: format!("r{id}_{j}"), depth: "d0".to_owned() },
             });
             text += &self.vectors(share.which, &places, &targets);
         } else {

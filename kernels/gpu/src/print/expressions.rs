@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::bundle::Place;
 use crate::kernel::Skeleton;
 use crate::print::writer::{Target, Writer, name};
-use tandem_executor::ir::{Bin, E, Node, Ty, Un};
+use tandem_executor::ir::{Bin, E, Guard, Node, Ty, Un};
 
 impl Writer<'_> {
     /// Returns the text of an expression's value. The code that computes it goes to the outermost block that binds
@@ -72,8 +72,8 @@ impl Writer<'_> {
         let text = match &e.0.node {
             Node::Lit(_) | Node::Var(_) | Node::Param(_) => String::new(),
             Node::Load { buf, at, guard: None } => format!("ld{buf}({})", self.address(*buf, at)),
-            Node::Load { buf, at, guard: Some((condition, default)) } => {
-                return self.guarded(e, *buf, at, condition, default, target);
+            Node::Load { buf, at, guard: Some(guard) } => {
+                return self.guarded(e, *buf, at, guard, target);
             }
             Node::Un(op, a) => self.unary(*op, a),
             Node::Bin(op, a, b) => self.binary(*op, a, b),
@@ -97,8 +97,8 @@ impl Writer<'_> {
         Value::Computed(text)
     }
 
-    fn guarded(&mut self, e: &E, buf: u32, at: &E, condition: &E, default: &E, target: usize) -> Value {
-        let (condition, default) = (self.emit(condition), self.emit(default));
+    fn guarded(&mut self, e: &E, buf: u32, at: &E, guard: &Guard, target: usize) -> Value {
+        let (condition, default) = (self.emit(&guard.condition), self.emit(&guard.default));
         let ty = self.ty(e.ty());
         // The address may be out of range where the condition is false, so the first element is loaded in this case. A
         // branch is avoided, because loads in branches would wait for each other.

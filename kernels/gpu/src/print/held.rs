@@ -19,7 +19,7 @@ pub(super) struct Held {
 }
 
 /// Maximum number of vectors that a thread holds: 64 registers, a quarter of a thread's registers on most devices.
-const MOST_HELD: usize = 16;
+const MAX_HELD: usize = 16;
 
 impl Held {
     /// The loads of the stages, if all of them are vectors of neighbouring members.
@@ -48,7 +48,7 @@ impl Held {
                 }
             }
         }
-        let fits = w.kernel.faults.is_empty() && team.held as usize * all.len() <= MOST_HELD;
+        let fits = w.kernel.faults.is_empty() && team.held as usize * all.len() <= MAX_HELD;
         let member = of.filter(|_| fits && team.held > 0 && !all.is_empty())?;
         Some(Held { vectors: team.held, loads: all, member })
     }

@@ -224,13 +224,16 @@ pub fn sum_rows(
     }
 }
 
+/// Function that is given elements.
+pub type Consumer<'c> = dyn FnMut(&[f32]) + 'c;
+
 /// Computes the sum of each short row. `elements(at, count, with)` calls `with` with `count` elements from element `at`
 /// on, at most [`BLOCK`] of whole rows.
 pub fn short_sums(
     host: &dyn HostKernels,
     to: &mut [f32],
     &RowShape { rows, n, by }: &RowShape,
-    elements: &(dyn Fn(usize, usize, &mut dyn FnMut(&[f32])) + Sync),
+    elements: &(dyn Fn(usize, usize, &mut Consumer<'_>) + Sync),
 ) {
     let sums = Shared(to.as_mut_ptr());
     each_range(host, [rows, n], 1, &|begin, end| {

@@ -6,7 +6,7 @@ use tandem_tracegraph::tensor_meta::{Dtype, TensorMeta};
 
 use crate::ops::arguments::{is_absent, optional, tensor};
 use crate::ops::outputs::push;
-use crate::shapes::{Dims, is_dense, output_strides};
+use crate::shapes::{Dims, View, is_dense, output_strides};
 
 /// Sizes of queries and of keys, if the forward and the backward operator accept these tensors: `[batch, heads, length,
 /// width]`.
@@ -33,7 +33,7 @@ pub(crate) fn forward(call: &Call<'_>) -> Option<Outputs> {
     let strides: Dims = match is_dense(q.sizes, q.strides) {
         true => q.strides.into(),
         false if q.sizes.contains(&1) => return None,
-        false => output_strides(q.sizes, &[(q.sizes, q.strides)]),
+        false => output_strides(q.sizes, &[View { sizes: q.sizes, strides: q.strides }]),
     };
     let mut outputs = Outputs::default();
     push(&mut outputs, Some(TensorMeta::new(q.sizes, &strides, q.dtype, 0)));

@@ -39,6 +39,15 @@ pub(super) struct Dropout {
     pub(super) probability: usize,
 }
 
+/// Operands of the gradients besides the arguments of the forward pass.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'o> {
+    /// Gradient of the output.
+    pub(super) grad: &'o Operand,
+    /// Statistics of the rows of queries, see [`super::statistics`].
+    pub(super) stats: &'o Operand,
+}
+
 /// Indices of the arguments.
 struct Places {
     /// The query, which key and value follow.

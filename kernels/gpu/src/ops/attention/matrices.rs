@@ -14,8 +14,8 @@ use std::fmt::Write as _;
 
 use crate::kernel::Groups;
 use crate::lower::{Lowering, Operand};
-use crate::ops::attention::arguments::Attention;
-use crate::ops::attention::text::{LOW, Text, read_statistics};
+use crate::ops::attention::arguments::{Attention, Given};
+use crate::ops::attention::text::{LOW, Rows, Text, keys, queries, read_statistics};
 use crate::tiling::{Matrices, ceil_div};
 
 /// Number of subgroups of a workgroup.
@@ -99,30 +99,35 @@ impl Plan {
         )
     }
 
-    /// Code that copies `count` rows of a tensor, from `from` on, to the rows from `to` on in workgroup memory.
-    fn copy(&self, x: &str, [head, rows]: [&str; 2], from: &str, count: u32, to: u32) -> String {
+    /// End of the columns that a tile of queries needs.
+    fn end(&self, a: &Attention) -> String {
+        if a.causal { format!("min(keys(), row0 + {}u)", self.rows()) } else { "keys()".to_owned() }
+    }
+
+    /// Code that copies `n` rows of a tensor, from `from` on, to the rows from `to` on in workgroup memory.
+    fn copy(&self, rows: Rows<'_>, from: &str, n: u32, to: u32) -> String {
+        let Rows { title: x, head, count } = rows;
         let vectors = self.depth * self.size / 4;
         format!(
             "  for (var i = lane; i < {}u; i += {}u) {{\n    let r = i / {vectors}u;\n    let c = i % {vectors}u;\n    \
              var v = vec4<f16>();\n    \
-             if ({from} + r < {rows}()) {{ v = half_{x}(at_{x}(b, {head}, {from} + r), c * 4u); }}\n    \
+             if ({from} + r < {count}()) {{ v = half_{x}(at_{x}(b, {head}, {from} + r), c * 4u); }}\n    \
              copied[({to}u + r) * {stride}u + c] = v;\n  }}\n",
-            count * vectors,
+            n * vectors,
             self.threads(),
             stride = self.stride,
         )
     }
 
     /// Code that copies a block of each of two tensors, one after the other in workgroup memory.
-    fn copy_block(&self, tensors: [&str; 2], side: [&str; 2]) -> String {
-        let copies =
-            [0, 1].map(|i| self.copy(tensors[i], side, "col0", self.columns, i as u32 * self.columns));
+    fn copy_block(&self, tensors: [Rows<'_>; 2]) -> String {
+        let copies = [0, 1].map(|i| self.copy(tensors[i], "col0", self.columns, i as u32 * self.columns));
         format!("  workgroupBarrier();\n{}  workgroupBarrier();\n", copies.concat())
     }
 
     /// Code that loads the tile's rows of a tensor into matrices `{to}0`, `{to}1` and so on.
-    fn rows_of(&self, to: &str, x: &str, side: [&str; 2]) -> String {
-        let copy = self.copy(x, side, "row0", self.rows(), 0);
+    fn rows_of(&self, to: &str, rows: Rows<'_>) -> String {
+        let copy = self.copy(rows, "row0", self.rows(), 0);
         let mut text = format!("  workgroupBarrier();\n{copy}  workgroupBarrier();\n");
         for d in 0..self.depth {
             let _ = writeln!(
@@ -141,20 +146,26 @@ impl Plan {
         format!("coop_mat{0}x{0}<{kind}>", self.size)
     }
 
+    /// Arguments that load a matrix of a copied block: columns from `j * size` on, dimensions from `d * size` on. With
+    /// `second`, it is the second block.
+    fn copied(&self, j: u32, d: u32, second: bool) -> String {
+        let first = if second { self.columns } else { 0 };
+        let at = (first + j * self.size) * self.stride + d * self.size / 4;
+        format!("&copied[{at}u], {}u", self.stride)
+    }
+
     /// Code that computes the products of rows `x` and a copied block, as `scores`. With `second`, it is the second
     /// block.
     fn products(&self, x: &str, second: bool) -> String {
-        let first = if second { self.columns } else { 0 };
         let mut text = "  {\n".to_owned();
         for j in 0..ACROSS {
             let _ = writeln!(text, "  var s{j} = zero;");
             for d in 0..self.depth {
                 let _ = writeln!(
                     text,
-                    "  s{j} = coopMultiplyAdd({x}{d}, coopLoad<{}>(&copied[{}u], {}u), s{j});",
+                    "  s{j} = coopMultiplyAdd({x}{d}, coopLoad<{}>({}), s{j});",
                     self.matrix("f16, B"),
-                    (first + j * self.size) * self.stride + d * self.size / 4,
-                    self.stride
+                    self.copied(j, d, second)
                 );
             }
         }
@@ -194,6 +205,17 @@ impl Plan {
         (0..self.vectors).map(code).collect()
     }
 
+    /// Code that computes the thread's vectors `{to}0`, `{to}1` and so on from its scores. `value` returns a component,
+    /// given its column and its score.
+    fn of_scores(&self, to: &str, value: impl Fn(&str, &str) -> String) -> String {
+        self.each(|i| {
+            let (at, column) = (self.score(i), self.column(i));
+            let component = |j: usize| value(&format!("{column} + {j}u"), &format!("s.{}", PARTS[j]));
+            let values = vector(component);
+            format!("  var {to}{i}: vec4<f32>;\n  {{ let s = {at};\n    {to}{i} = {values}; }}\n")
+        })
+    }
+
     /// Code that makes a vector of numbers the factors of products.
     fn put_weights(&self, i: u32, value: &str) -> String {
         format!("  weights[line * {}u + {}] = vec4<f16>({value});\n", self.across[1], self.vector(i))
@@ -201,7 +223,6 @@ impl Plan {
 
     /// Code that adds products of the weights and a copied block to the sums `{to}0`, `{to}1` and so on.
     fn accumulate(&self, to: &str, second: bool) -> String {
-        let first = if second { self.columns } else { 0 };
         let [_, across] = self.across;
         let mut text = "  workgroupBarrier();\n  {\n".to_owned();
         for j in 0..ACROSS {
@@ -215,10 +236,9 @@ impl Plan {
             for d in 0..self.depth {
                 let _ = writeln!(
                     text,
-                    "  {to}{d} = coopMultiplyAdd(w{j}, coopLoadT<{}>(&copied[{}u], {}u), {to}{d});",
+                    "  {to}{d} = coopMultiplyAdd(w{j}, coopLoadT<{}>({}), {to}{d});",
                     self.matrix("f16, B"),
-                    (first + j * self.size) * self.stride + d * self.size / 4,
-                    self.stride
+                    self.copied(j, d, second)
                 );
             }
         }
@@ -247,7 +267,8 @@ impl Plan {
     }
 
     /// Code that stores sums, multiplied by a factor, to the thread's row of a tensor.
-    fn put_sums(&self, o: &str, x: &str, [head, rows]: [&str; 2], factor: &str) -> String {
+    fn put_sums(&self, o: &str, rows: Rows<'_>, factor: &str) -> String {
+        let Rows { title: x, head, count: number } = rows;
         let mut text = format!("  {{\n  let at = at_{x}(b, {head}, own);\n");
         for first in (0..self.depth).step_by(ACROSS as usize) {
             text += "  workgroupBarrier();\n";
@@ -255,7 +276,7 @@ impl Plan {
             for j in 0..count {
                 let _ = writeln!(text, "  {}", self.store(&format!("{o}{}", first + j), j));
             }
-            let _ = write!(text, "  workgroupBarrier();\n  if (own < {rows}()) {{\n");
+            let _ = write!(text, "  workgroupBarrier();\n  if (own < {number}()) {{\n");
             text += &self.each(|i| {
                 let within = format!("{} * 4u", self.vector(i));
                 let put =
@@ -276,7 +297,8 @@ impl Plan {
         mut t: Text,
         l: &mut Lowering<'_>,
         a: &Attention,
-        [groups, rows]: [i64; 2],
+        groups: i64,
+        rows: i64,
         body: &str,
     ) -> Option<()> {
         let tiles = ceil_div(rows, i64::from(self.rows()));
@@ -303,10 +325,6 @@ fn kept(a: &Attention, i: u32) -> String {
     if a.dropout.is_some() { format!(" * factors(drawn >> {}u)", 4 * i) } else { String::new() }
 }
 
-/// Sides of the products, each a head and a number of rows: the queries, and the keys and values.
-const QUERIES: [&str; 2] = ["h", "queries"];
-const KEYS: [&str; 2] = ["kh", "keys"];
-
 /// Coordinates of a workgroup that computes rows of queries.
 const HEADS: &str = "  let b = (number / tiles()) / heads();\n  let h = (number / tiles()) % heads();\n  \
                      let kh = h / group_size();\n";
@@ -323,22 +341,17 @@ pub(super) fn forward(
     let mut t = Text::start(l, a, "attention", &[], Text::read_halves)?;
     t.write(l, "out", out)?;
     let buf = t.tensor(l, "saved", saved, true)?;
-    let end = if a.causal { format!("min(keys(), row0 + {}u)", p.rows()) } else { "keys()".to_owned() };
-    let columns = p.columns;
+    let (end, columns) = (p.end(a), p.columns);
     let each_block =
         |body: &str| format!("  for (var col0 = 0u; col0 < {end}; col0 += {columns}u) {{\n{body}  }}\n");
-    let scores = p.each(|i| {
-        let (at, column) = (p.score(i), p.column(i));
-        let score = |j: usize| format!("score(b, h, own, {column} + {j}u, s.{})", PARTS[j]);
-        format!("  var v{i}: vec4<f32>;\n  {{ let s = {at};\n    v{i} = {}; }}\n", vector(score))
-    });
+    let scores = p.of_scores("v", |column, score| format!("score(b, h, own, {column}, {score})"));
     // The thread's largest score so far, and its share of the row's sum of exponentials.
     let largest = p.each(|i| format!("  n = max(n, max(max(v{i}.x, v{i}.y), max(v{i}.z, v{i}.w)));\n"));
     let added = p.each(|i| {
         let weight = |j: usize| format!("weight(v{i}.{}, m)", PARTS[j]);
         format!("  l += dot({}, vec4<f32>(1.0));\n", vector(weight))
     });
-    let block = p.copy("k", KEYS, "col0", columns, 0);
+    let block = p.copy(keys("k"), "col0", columns, 0);
     let first = each_block(&format!(
         "  workgroupBarrier();\n{block}  workgroupBarrier();\n{}{scores}  var n = m;\n{largest}  \
          l *= exp_(m - n);\n  m = n;\n{added}",
@@ -350,7 +363,7 @@ pub(super) fn forward(
     });
     let second = each_block(&format!(
         "{}{}{}{scores}{weights}{}",
-        p.copy_block(["k", "v"], KEYS),
+        p.copy_block([keys("k"), keys("v")]),
         p.products("q", false),
         p.draw(a, "stays(b, h, own, col0 + AT)"),
         p.accumulate("o", true),
@@ -363,12 +376,12 @@ pub(super) fn forward(
          for (var i = 0u; i < {sharing}u; i++) {{ all += scores[first + i].y * exp_(scores[first + i].x - n); }}\n    \
          // Rows in which no score counts are 0.\n    sum = select(n + log_(all), 0.0, all == 0.0);\n  }}\n  \
          if (part == 0u && own < queries()) {{ st{buf}(at_saved(b, h, own), sum); }}\n{sums}{second}{put}",
-        rows = p.rows_of("q", "q", QUERIES),
+        rows = p.rows_of("q", queries("q")),
         sharing = p.sharing,
         sums = p.sums("o"),
-        put = p.put_sums("o", "out", QUERIES, "1.0"),
+        put = p.put_sums("o", queries("out"), "1.0"),
     );
-    p.launch(t, l, a, [s.batch * s.heads, s.queries], &body)
+    p.launch(t, l, a, s.batch * s.heads, s.queries, &body)
 }
 
 /// Computes the gradient of the queries.
@@ -376,36 +389,33 @@ pub(super) fn query_gradient(
     l: &mut Lowering<'_>,
     a: &Attention,
     matrices: Matrices,
-    [grad, stats]: [&Operand; 2],
+    given: Given<'_>,
     out: &Operand,
 ) -> Option<()> {
-    let (s, p) = (a.shape, Plan::of(matrices, a));
+    let (s, p, Given { grad, stats }) = (a.shape, Plan::of(matrices, a), given);
     let mut t = Text::start(l, a, "attention's query gradient", &[("g", grad)], Text::read_halves)?;
     read_statistics(&mut t, l, a, stats)?;
     t.write(l, "out", out)?;
-    let end = if a.causal { format!("min(keys(), row0 + {}u)", p.rows()) } else { "keys()".to_owned() };
-    let weights = p.each(|i| {
-        let (at, column) = (p.score(i), p.column(i));
-        let weight = |j: usize| format!("weight(score(b, h, own, {column} + {j}u, s.{}), sum)", PARTS[j]);
-        format!("  var p{i}: vec4<f32>;\n  {{ let s = {at};\n    p{i} = {}; }}\n", vector(weight))
-    });
+    let end = p.end(a);
+    let weights =
+        p.of_scores("p", |column, score| format!("weight(score(b, h, own, {column}, {score}), sum)"));
     let gradients = p.each(|i| p.put_weights(i, &format!("p{i} * ({}{} - dot)", p.score(i), kept(a, i))));
     let body = format!(
         "{HEADS}{queries}{of_out}  let sum = saved(b, h, own);\n  let dot = delta(b, h, own);\n{sums}  \
          for (var col0 = 0u; col0 < {end}; col0 += {columns}u) {{\n{block}{scores}{draw}{weights}  \
          workgroupBarrier();\n{products}{gradients}{accumulate}  }}\n{put}",
-        queries = p.rows_of("q", "q", QUERIES),
-        of_out = p.rows_of("g", "g", QUERIES),
+        queries = p.rows_of("q", queries("q")),
+        of_out = p.rows_of("g", queries("g")),
         sums = p.sums("o"),
         columns = p.columns,
-        block = p.copy_block(["k", "v"], KEYS),
+        block = p.copy_block([keys("k"), keys("v")]),
         scores = p.products("q", false),
         draw = p.draw(a, "stays(b, h, own, col0 + AT)"),
         products = p.products("g", true),
         accumulate = p.accumulate("o", false),
-        put = p.put_sums("o", "out", QUERIES, "scale()"),
+        put = p.put_sums("o", queries("out"), "scale()"),
     );
-    p.launch(t, l, a, [s.batch * s.heads, s.queries], &body)
+    p.launch(t, l, a, s.batch * s.heads, s.queries, &body)
 }
 
 /// Kernel whose rows are keys. It loops over the queries of all heads that share the keys.
@@ -421,8 +431,9 @@ impl<'a> ByKeys<'a> {
         a: &'a Attention,
         matrices: Matrices,
         label: &'static str,
-        [grad, stats]: [&Operand; 2],
+        given: Given<'_>,
     ) -> Option<ByKeys<'a>> {
+        let Given { grad, stats } = given;
         let mut t = Text::start(l, a, label, &[("g", grad)], Text::read_halves)?;
         t.size("key_heads", a.shape.shared);
         read_statistics(&mut t, l, a, stats)?;
@@ -432,15 +443,10 @@ impl<'a> ByKeys<'a> {
     /// Code that computes the thread's vectors `p0`, `p1` and so on of softmax weights.
     fn weights(&self) -> String {
         let p = &self.p;
-        let each = p.each(|i| {
-            let (at, column) = (p.score(i), p.column(i));
-            let weight = |j: usize| {
-                let query = format!("{column} + {j}u");
-                format!("weight(score(b, h, {query}, own, s.{}), saved(b, h, {query}))", PARTS[j])
-            };
-            format!("  var p{i}: vec4<f32>;\n  {{ let s = {at};\n    p{i} = {}; }}\n", vector(weight))
+        let weights = p.of_scores("p", |query, score| {
+            format!("weight(score(b, h, {query}, own, {score}), saved(b, h, {query}))")
         });
-        p.products("k", false) + &p.draw(self.a, "stay_queries(b, h, col0 + AT, own)") + &each
+        p.products("k", false) + &p.draw(self.a, "stay_queries(b, h, col0 + AT, own)") + &weights
     }
 
     /// Launches the kernel, which writes the sums of the rows, times `factor`, to `o`. `rows` loads factors besides the
@@ -461,12 +467,12 @@ impl<'a> ByKeys<'a> {
             "  let b = (number / tiles()) / key_heads();\n  let kh = (number / tiles()) % key_heads();\n{keys}{rows}{sums}  \
              for (var h = kh * group_size(); h < (kh + 1u) * group_size(); h++) {{\n  \
              for (var col0 = {begin}; col0 < queries(); col0 += {columns}u) {{\n{block}{body}  }}\n  }}\n{put}",
-            keys = p.rows_of("k", "k", KEYS),
+            keys = p.rows_of("k", keys("k")),
             sums = p.sums("o"),
-            block = p.copy_block(["q", "g"], QUERIES),
-            put = p.put_sums("o", "out", KEYS, factor),
+            block = p.copy_block([queries("q"), queries("g")]),
+            put = p.put_sums("o", keys("out"), factor),
         );
-        p.launch(self.t, l, self.a, [s.batch * s.shared, s.keys], &body)
+        p.launch(self.t, l, self.a, s.batch * s.shared, s.keys, &body)
     }
 }
 
@@ -475,7 +481,7 @@ pub(super) fn value_gradient(
     l: &mut Lowering<'_>,
     a: &Attention,
     matrices: Matrices,
-    given: [&Operand; 2],
+    given: Given<'_>,
     out: &Operand,
 ) -> Option<()> {
     let kernel = ByKeys::new(l, a, matrices, "attention's value gradient", given)?;
@@ -490,7 +496,7 @@ pub(super) fn key_gradient(
     l: &mut Lowering<'_>,
     a: &Attention,
     matrices: Matrices,
-    given: [&Operand; 2],
+    given: Given<'_>,
     out: &Operand,
 ) -> Option<()> {
     let kernel = ByKeys::new(l, a, matrices, "attention's key gradient", given)?;
@@ -501,6 +507,6 @@ pub(super) fn key_gradient(
     });
     let products = p.products("v", true);
     let body = kernel.weights() + "  workgroupBarrier();\n" + &products + &put + &p.accumulate("o", false);
-    let values = p.rows_of("v", "v", KEYS);
+    let values = p.rows_of("v", keys("v"));
     kernel.launch(l, out, &values, &body, "scale()")
 }

@@ -15,7 +15,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::kernel::{Kernel, team};
 use crate::lower::{Dims, Lowering, Operand, Source, dense};
-use crate::ops::attention::arguments::{Attention, Shape};
+use crate::ops::attention::arguments::{Attention, Given, Shape};
 use crate::ops::types::preserved;
 use tandem_executor::ir::{E, Ty};
 
@@ -81,15 +81,16 @@ fn gradients(l: &mut Lowering<'_>, a: &Attention, given: [usize; 3]) -> Option<(
     let of_key = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
     let of_value = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
     let stats = statistics(l, s, &grad, &out, &saved)?;
+    let given = Given { grad: &grad, stats: &stats };
     match a.matrices(l) {
         Some(matrices) => {
-            matrices::query_gradient(l, a, matrices, [&grad, &stats], &of_query)?;
-            matrices::value_gradient(l, a, matrices, [&grad, &stats], &of_value)?;
-            matrices::key_gradient(l, a, matrices, [&grad, &stats], &of_key)
+            matrices::query_gradient(l, a, matrices, given, &of_query)?;
+            matrices::value_gradient(l, a, matrices, given, &of_value)?;
+            matrices::key_gradient(l, a, matrices, given, &of_key)
         }
         None => {
-            tiles::query_gradient(l, a, &grad, &stats, &of_query)?;
-            tiles::key_gradients(l, a, [&grad, &stats], [&of_key, &of_value])
+            tiles::query_gradient(l, a, given, &of_query)?;
+            tiles::key_gradients(l, a, given, &of_key, &of_value)
         }
     }
 }

@@ -14,6 +14,27 @@ pub(super) struct Text {
     pub(super) code: String,
 }
 
+/// Rows of a tensor, as the source names them.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'t> {
+    /// Title of the tensor.
+    pub(super) title: &'t str,
+    /// Variable that contains the head.
+    pub(super) head: &'static str,
+    /// Function that returns the number of rows.
+    pub(super) count: &'static str,
+}
+
+/// Rows of a tensor that has one for each query.
+pub(super) fn queries(title: &str) -> Rows<'_> {
+    Rows { title, head: "h", count: "queries" }
+}
+
+/// Rows of a tensor that has one for each key.
+pub(super) fn keys(title: &str) -> Rows<'_> {
+    Rows { title, head: "kh", count: "keys" }
+}
+
 /// Method of [`Text`] that adds a tensor that is read.
 type Read = fn(&mut Text, &Lowering<'_>, &str, &Operand) -> Option<()>;
 

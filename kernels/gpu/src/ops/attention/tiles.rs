@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 
 use crate::kernel::Groups;
 use crate::lower::{Lowering, Operand};
-use crate::ops::attention::arguments::Attention;
-use crate::ops::attention::text::{LOW, Text, read_statistics};
+use crate::ops::attention::arguments::{Attention, Given};
+use crate::ops::attention::text::{LOW, Rows, Text, keys, queries, read_statistics};
 use crate::tiling::ceil_div;
 
 /// Rows of a workgroup's tile (`ROWS`), rows of the other operand's tiles (`COLUMNS`), and dimensions that are
@@ -30,7 +30,7 @@ fn four_dots(x: vec4<f32>, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32
 ";
 
 /// Launches a kernel for groups of tiles.
-fn launch(mut t: Text, l: &mut Lowering<'_>, [groups, tiles]: [i64; 2], body: &str) -> Option<()> {
+fn launch(mut t: Text, l: &mut Lowering<'_>, groups: i64, tiles: i64, body: &str) -> Option<()> {
     t.size("total", groups * tiles);
     t.size("tiles", tiles);
     let source = format!("{}{TILES}{MAIN}{body}}}\n", t.code);
@@ -51,24 +51,25 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec
 ";
 
 /// Code that copies 32 rows of a tensor from `col0` on, 32 dimensions each from `from` on, to the right tile.
-fn bring_right(x: &str, head: &str, rows: &str, from: &str) -> String {
+fn bring_right(rows: Rows<'_>, from: &str) -> String {
+    let Rows { title: x, head, count } = rows;
     format!(
         "  {{ var v = vec4<f32>(0.0);\n    \
-         if (col0 + ty < {rows}()) {{ v = four_{x}(at_{x}(b, {head}, col0 + ty), {from} + tx * 4u); }}\n    \
+         if (col0 + ty < {count}()) {{ v = four_{x}(at_{x}(b, {head}, col0 + ty), {from} + tx * 4u); }}\n    \
          right[spot(ty, tx)] = v; }}\n"
     )
 }
 
-/// Code that sets `{s}0` and `{s}1` to the dot products of the thread's rows of tensor `x` and its columns, which
-/// are rows of tensor `y`.
-fn products(s: &str, x: (&str, &str, &str), y: (&str, &str, &str), chunks: i64) -> String {
-    let ((x, hx, rows), (y, hy, columns)) = (x, y);
-    let right = bring_right(y, hy, columns, "c * 32u");
+/// Code that sets `{s}0` and `{s}1` to the dot products of the thread's rows and its columns, which are rows of another
+/// tensor.
+fn products(s: &str, rows: Rows<'_>, columns: Rows<'_>, chunks: i64) -> String {
+    let right = bring_right(columns, "c * 32u");
+    let Rows { title: x, head, count } = rows;
     format!(
         "  var {s}0 = vec4<f32>(0.0);\n  var {s}1 = vec4<f32>(0.0);\n  \
          for (var c = 0u; c < {chunks}u; c++) {{\n  workgroupBarrier();\n  \
          for (var i = 0u; i < 64u; i += 32u) {{\n    var v = vec4<f32>(0.0);\n    let r = row0 + ty + i;\n    \
-         if (r < {rows}()) {{ v = four_{x}(at_{x}(b, {hx}, r), c * 32u + tx * 4u); }}\n    \
+         if (r < {count}()) {{ v = four_{x}(at_{x}(b, {head}, r), c * 32u + tx * 4u); }}\n    \
          left[spot(ty + i, tx)] = v;\n  }}\n{right}  workgroupBarrier();\n  \
          for (var j = 0u; j < 8u; j++) {{\n    \
          let y0 = right[spot(tx * 4u, j)]; let y1 = right[spot(tx * 4u + 1u, j)];\n    \
@@ -80,12 +81,12 @@ fn products(s: &str, x: (&str, &str, &str), y: (&str, &str, &str), chunks: i64) 
 
 /// Code that adds to the accumulators `{o}` the product of `{p}` (64 rows of 32 factors, copied to the left tile)
 /// and 32 rows of a tensor.
-fn accumulate(o: &str, p: &str, x: &str, head: &str, rows: &str, chunks: i64) -> String {
+fn accumulate(o: &str, p: &str, rows: Rows<'_>, chunks: i64) -> String {
     // The barrier is needed because other threads may still read the left tile.
     let mut text =
         format!("  workgroupBarrier();\n  left[spot(ty, tx)] = {p}0; left[spot(ty + 32u, tx)] = {p}1;\n");
     for c in 0..chunks {
-        let right = bring_right(x, head, rows, &format!("{}u", c * CHUNK));
+        let right = bring_right(rows, &format!("{}u", c * CHUNK));
         let _ = write!(
             text,
             "  workgroupBarrier();\n{right}  workgroupBarrier();\n  \
@@ -111,12 +112,13 @@ fn sums(o: &str, chunks: i64) -> String {
 }
 
 /// Code that stores accumulators, multiplied by factors, to rows of a tensor.
-fn put_sums(o: &str, x: &str, head: &str, rows: &str, factor: [&str; 2], chunks: i64) -> String {
+fn put_sums(o: &str, rows: Rows<'_>, factor: [&str; 2], chunks: i64) -> String {
+    let Rows { title: x, head, count } = rows;
     let mut text = String::new();
     for (i, factor) in factor.iter().enumerate() {
         let _ = writeln!(
             text,
-            "  if (row0 + ty + {r}u < {rows}()) {{\n    let at = at_{x}(b, {head}, row0 + ty + {r}u);",
+            "  if (row0 + ty + {r}u < {count}()) {{\n    let at = at_{x}(b, {head}, row0 + ty + {r}u);",
             r = 32 * i
         );
         for c in 0..chunks {
@@ -210,24 +212,23 @@ pub(super) fn forward(l: &mut Lowering<'_>, a: &Attention, out: &Operand, saved:
          if (tx == 0u && row0 + ty + 32u < queries()) {{\n    \
          st{saved}(at_saved(b, h, row0 + ty + 32u), select(m1 + log_(l1), 0.0, l1 == 0.0));\n  }}\n",
         sums = sums("o", chunks),
-        products = products("s", ("q", "h", "queries"), ("k", "kh", "keys"), chunks),
+        products = products("s", queries("q"), keys("k"), chunks),
         softmax = softmax(chunks),
         drop = dropped(a, "y", "p", keys_of_row),
-        accumulate = accumulate("o", "y", "v", "kh", "keys", chunks),
-        put = put_sums("o", "out", "h", "queries", ["f0", "f1"], chunks),
+        accumulate = accumulate("o", "y", keys("v"), chunks),
+        put = put_sums("o", queries("out"), ["f0", "f1"], chunks),
     );
-    launch(t, l, [s.batch * s.heads, ceil_div(s.queries, ROWS)], &body)
+    launch(t, l, s.batch * s.heads, ceil_div(s.queries, ROWS), &body)
 }
 
 /// Computes the gradient of the queries.
 pub(super) fn query_gradient(
     l: &mut Lowering<'_>,
     a: &Attention,
-    grad: &Operand,
-    stats: &Operand,
+    given: Given<'_>,
     out: &Operand,
 ) -> Option<()> {
-    let s = a.shape;
+    let (s, Given { grad, stats }) = (a.shape, given);
     let chunks = ceil_div(s.dim, CHUNK);
     let mut t = Text::start(l, a, "attention's query gradient", &[("g", grad)], Text::read)?;
     read_statistics(&mut t, l, a, stats)?;
@@ -245,13 +246,13 @@ pub(super) fn query_gradient(
          var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{more}{drop}  \
          let e0 = p0 * (u0 - delta0);\n  let e1 = p1 * (u1 - delta1);\n{accumulate}  }}\n{put}",
         sums = sums("o", chunks),
-        products = products("s", ("q", "h", "queries"), ("k", "kh", "keys"), chunks),
-        more = products("t", ("g", "h", "queries"), ("v", "kh", "keys"), chunks),
+        products = products("s", queries("q"), keys("k"), chunks),
+        more = products("t", queries("g"), keys("v"), chunks),
         drop = dropped(a, "u", "t", keys_of_row),
-        accumulate = accumulate("o", "e", "k", "kh", "keys", chunks),
-        put = put_sums("o", "out", "h", "queries", ["scale()"; 2], chunks),
+        accumulate = accumulate("o", "e", keys("k"), chunks),
+        put = put_sums("o", queries("out"), ["scale()"; 2], chunks),
     );
-    launch(t, l, [s.batch * s.heads, ceil_div(s.queries, ROWS)], &body)
+    launch(t, l, s.batch * s.heads, ceil_div(s.queries, ROWS), &body)
 }
 
 /// Computes the gradients of keys and values. With a mask and dropout, two kernels compute them, because one kernel
@@ -259,24 +260,26 @@ pub(super) fn query_gradient(
 pub(super) fn key_gradients(
     l: &mut Lowering<'_>,
     a: &Attention,
-    given: [&Operand; 2],
-    [of_key, of_value]: [&Operand; 2],
+    given: Given<'_>,
+    of_key: &Operand,
+    of_value: &Operand,
 ) -> Option<()> {
     if a.mask.is_none() || a.dropout.is_none() {
-        return gradients_by_keys(l, a, given, [Some(of_key), Some(of_value)]);
+        return gradients_by_keys(l, a, given, Some(of_key), Some(of_value));
     }
-    gradients_by_keys(l, a, given, [None, Some(of_value)])?;
-    gradients_by_keys(l, a, given, [Some(of_key), None])
+    gradients_by_keys(l, a, given, None, Some(of_value))?;
+    gradients_by_keys(l, a, given, Some(of_key), None)
 }
 
 /// Computes the gradient of the keys and the gradient of the values, each if it is not `None`.
 fn gradients_by_keys(
     l: &mut Lowering<'_>,
     a: &Attention,
-    [grad, stats]: [&Operand; 2],
-    [of_key, of_value]: [Option<&Operand>; 2],
+    given: Given<'_>,
+    of_key: Option<&Operand>,
+    of_value: Option<&Operand>,
 ) -> Option<()> {
-    let s = a.shape;
+    let (s, Given { grad, stats }) = (a.shape, given);
     let chunks = ceil_div(s.dim, CHUNK);
     let mut t = Text::start(l, a, "attention's key and value gradients", &[("g", grad)], Text::read)?;
     t.size("key_heads", s.shared);
@@ -286,19 +289,19 @@ fn gradients_by_keys(
         t.write(l, "dv", of_value)?;
         start += &sums("dv", chunks);
         adds += &dropped(a, "y", "p", queries_of_row);
-        adds += &accumulate("dv", "y", "g", "h", "queries", chunks);
-        end += &put_sums("dv", "dv", "kh", "keys", ["1.0"; 2], chunks);
+        adds += &accumulate("dv", "y", queries("g"), chunks);
+        end += &put_sums("dv", keys("dv"), ["1.0"; 2], chunks);
     }
     if let Some(of_key) = of_key {
         t.write(l, "dk", of_key)?;
         start += &sums("dk", chunks);
-        adds += &products("t", ("v", "kh", "keys"), ("g", "h", "queries"), chunks);
+        adds += &products("t", keys("v"), queries("g"), chunks);
         adds += &dropped(a, "u", "t", queries_of_row);
         adds += "  let c0 = col0 + tx * 4u;\n  \
                  let deltas4 = vec4<f32>(delta(b, h, c0), delta(b, h, c0 + 1u), delta(b, h, c0 + 2u), delta(b, h, c0 + 3u));\n  \
                  let e0 = p0 * (u0 - deltas4);\n  let e1 = p1 * (u1 - deltas4);\n";
-        adds += &accumulate("dk", "e", "q", "h", "queries", chunks);
-        end += &put_sums("dk", "dk", "kh", "keys", ["scale()"; 2], chunks);
+        adds += &accumulate("dk", "e", queries("q"), chunks);
+        end += &put_sums("dk", keys("dk"), ["scale()"; 2], chunks);
     }
     let begin = if a.causal { format!("(row0 / {COLUMNS}u) * {COLUMNS}u") } else { "0u".to_owned() };
     let scores = each_score(|i, part, key, query| {
@@ -309,7 +312,7 @@ fn gradients_by_keys(
          for (var h = kh * group_size(); h < (kh + 1u) * group_size(); h++) {{\n  \
          for (var col0 = {begin}; col0 < queries(); col0 += 32u) {{\n{products}  \
          var p0 = vec4<f32>(0.0);\n  var p1 = vec4<f32>(0.0);\n{scores}{adds}  }}\n  }}\n{end}",
-        products = products("s", ("k", "kh", "keys"), ("q", "h", "queries"), chunks),
+        products = products("s", keys("k"), queries("q"), chunks),
     );
-    launch(t, l, [s.batch * s.shared, ceil_div(s.keys, ROWS)], &body)
+    launch(t, l, s.batch * s.shared, ceil_div(s.keys, ROWS), &body)
 }
