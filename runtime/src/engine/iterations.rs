@@ -109,7 +109,7 @@ impl Engine {
     }
 
     /// Chooses the phase of the next iteration. Tracing stops when the latest trace added nothing, or after
-    /// [`Config::max_traced`] traces. Ops that are still missing then diverge, and are added when they do.
+    /// `max_traced` traces. Ops that are still missing then diverge, and are added when they do.
     fn choose_phase(&mut self) {
         self.phase = initial_phase(&self.config);
         if self.phase == Phase::Imperative {
