@@ -61,16 +61,18 @@ def succeeded(ran: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
 
 
 def run(command: list[str], **env: str) -> subprocess.CompletedProcess:
-    return succeeded(
-        subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=280)
-    )
+    """Runs the command in a folder of its own, because libraries write files with fixed names."""
+    given = {"env": environment(**env), "capture_output": True, "text": True, "timeout": 280}
+    with tempfile.TemporaryDirectory() as folder:
+        return succeeded(subprocess.run(command, cwd=folder, **given))
 
 
 def run_forked(arguments: list[str]) -> subprocess.CompletedProcess:
-    """Runs the interpreter with these arguments, in a process forked from one that has imported large
-    packages.
+    """Runs the interpreter with these arguments, in a folder of its own and a process forked from one that
+    has imported large packages.
     """
-    return succeeded(forked.run(arguments, environment()))
+    with tempfile.TemporaryDirectory() as folder:
+        return succeeded(forked.run(arguments, environment(), Path(folder)))
 
 
 def losses(ran: subprocess.CompletedProcess) -> list[float]:
