@@ -430,6 +430,77 @@ def test_versions_count_writes():
     assert versions == [2] * 20
 
 
+def test_versions_of_tensors_that_share_memory_and_count_writes_apart():
+    one, two = torch.zeros(3, device="tandem"), torch.zeros(3, device="tandem")
+    two.set_(one)
+    step = torch_tandem.function(lambda x: (one.add_(x), two.mul_(2))[0].sum(), audit=1000)
+    for i in range(20):
+        before = one._version, two._version
+        step(data(3, seed=i).to("tandem"))
+        assert (one._version, two._version) == (before[0] + 1, before[1] + 1)
+    replayed(step, 5)
+
+
+def test_views_that_are_returned_count_writes_with_their_base():
+    base = torch.zeros(3, device="tandem")
+    other = torch.zeros(3, device="tandem").set_(base)
+    step = torch_tandem.function(lambda x: (base[:2], other[1:], x * base.sum() * other.sum()), audit=1000)
+    for i in range(20):
+        first, last, _ = step(data(3, seed=i).to("tandem"))
+        before = base._version, other._version
+        first.add_(1)
+        assert (base._version, other._version) == (before[0] + 1, before[1])
+        last.add_(1)
+        assert (base._version, other._version) == (before[0] + 1, before[1] + 1)
+
+
+def test_views_of_arguments_in_inference_mode():
+    step = torch_tandem.function(lambda x: (x * 2, x[0]))
+    for i in range(20):
+        x = data(3, 4, seed=i).to("tandem")
+        with torch.inference_mode():
+            twice, row = step(x)
+        assert (twice.is_inference(), row.is_inference()) == (True, False)
+        assert torch.equal(twice[0], row * 2)
+    replayed(step, 5)
+
+
+def test_calls_that_raise_are_not_observed_for_ever():
+    """An observed call takes several times as long as a plain one."""
+    observed = []
+
+    @torch_tandem.function
+    def step(x):
+        if x.shape[0] == 3:
+            observed.append(sys.getprofile() is not None)
+            raise ValueError("three rows")
+        return x * 2
+
+    for i in range(200):
+        with pytest.raises(ValueError, match="three rows"):
+            step(data(3, 4, seed=i).to("tandem"))
+    assert 0 < sum(observed) < 30
+    assert "raises ValueError" in step.reason()
+
+
+def test_code_of_other_calls_is_no_failed_audit():
+    """Calls with one row run code that reads what cannot be compared."""
+    numbers = iter(range(100))
+
+    def number():
+        return next(numbers)
+
+    @torch_tandem.function
+    def step(x):
+        return x * number() if x.shape[0] == 1 else x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(60):
+            step(data(1 if i in (12, 14, 16) else 3, 4, seed=i).to("tandem"))
+    replayed(step, 5)
+
+
 # --- Refusals ---------------------------------------------------
 
 

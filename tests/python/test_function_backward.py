@@ -383,6 +383,34 @@ def test_a_second_backward_pass():
     assert texts[0] == texts[1] and torch.equal(*grads)
 
 
+@pytest.mark.parametrize("order", ["ab", "aba", "bba", "abccab", "sab", "scca"])
+def test_passes_from_some_results(order):
+    """A pass needs what an earlier pass has freed only if their results share nodes of autograd that save."""
+
+    def works(y):
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            assert "second time" in str(error)
+            return False
+        return True
+
+    def program(device, wrap):
+        weights = [data(4, 4, seed=i).to(device).requires_grad_() for i in range(2)]
+        forward = wrap(lambda x: ((x @ weights[0]).exp(), (x @ weights[1]).sin(), x + weights[1][0]))
+        values = []
+        for i in range(STEPS):
+            results = dict(zip("abc", forward(data(3, 4, seed=i).to(device)), strict=True))
+            results["s"] = results["a"] + results["b"]
+            values.append(torch.tensor([works(results[name]) for name in order]))
+            values += [torch.zeros(()) if w.grad is None else w.grad for w in weights]
+            for w in weights:
+                w.grad = None
+        return values
+
+    check(program)
+
+
 @pytest.mark.parametrize("changed", ["argument", "result", "parameter"])
 def test_tensors_that_are_changed_before_the_backward_pass(changed):
     weight, plain, wrapped = replaying(lambda weight: lambda x: torch.tanh(x @ weight))

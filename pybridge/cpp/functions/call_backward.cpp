@@ -159,26 +159,58 @@ bool differ_in_inputs(int64_t one, int64_t two) {
 // The node of a call whose results require grad.
 class CallBackward : public Node {
  public:
+  explicit CallBackward(std::vector<Cut::Roots> joint) : joint_(std::move(joint)) {}
+
   std::string name() const override { return "TandemFunctionBackward"; }
-  void release_variables() override { is_released_ = true; }
+  // Frees what the latest pass has used.
+  void release_variables() override { freed_ |= latest_; }
 
  protected:
-  void check_released() const {
-    if (is_released_) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
+  static Cut::Roots roots_of(const variable_list& grads) {
+    Cut::Roots roots = 0;
+    for (size_t i = 0; i < grads.size(); i++)
+      if (grads[i].defined()) roots |= Cut::only(i);
+    return roots;
   }
-  bool is_released_ = false;
+
+  // Whether passes from all results have freed their graph.
+  bool is_freed() const {
+    for (size_t i = 0; i < joint_.size(); i++)
+      if (!(freed_ & Cut::only(i))) return false;
+    return true;
+  }
+
+  // Whether the latest pass reaches nodes of passes that have freed their graph.
+  bool needs_freed() const {
+    for (size_t i = 0; i < joint_.size(); i++)
+      if ((latest_ & Cut::only(i)) && (joint_[i] & freed_)) return true;
+    return false;
+  }
+
+  // The results from which the latest pass began, and those of passes that have freed their graph.
+  Cut::Roots latest_ = 0, freed_ = 0;
+
+ private:
+  // For each result, the results with which it shares nodes.
+  std::vector<Cut::Roots> joint_;
 };
 
 class RecordedBackward final : public CallBackward {
  public:
   RecordedBackward(int64_t call, Cut&& graph, Surroundings&& around)
-      : call_(call), graph_(std::move(graph)), around_(std::move(around)) {
+      : CallBackward(joint_roots(graph)), call_(call), graph_(std::move(graph)), around_(std::move(around)) {
     set_next_edges(edge_list(graph_.targets));
   }
 
   variable_list apply(variable_list&& grads) override {
-    check_released();
+    latest_ = roots_of(grads);
+    if (needs_freed()) {
+      if (creates_graph_) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
+      // The nodes of the call know whether they need what has been freed.
+      return tandem::run(graph_, grads);
+    }
     if (c10::GradMode::is_enabled()) {
+      creates_graph_ = true;
       note_pass(call_, -1);
       return tandem::run(graph_, grads);
     }
@@ -200,15 +232,18 @@ class RecordedBackward final : public CallBackward {
 
   void release_variables() override {
     CallBackward::release_variables();
-    // Nodes to which something else refers, such as a tensor of the call that the program keeps, may still run.
-    graph_ = Cut();
-    around_ = Surroundings();
+    // If a pass has created a graph, that graph leads to the nodes, which the engine may still have to run.
+    for (size_t i = 0; i < graph_.nodes.size() && !creates_graph_; i++)
+      if (graph_.reached_from[i] & latest_) graph_.nodes[i]->release_variables();
+    if (creates_graph_ && is_freed()) graph_ = Cut();
+    if (is_freed()) around_ = Surroundings();
   }
 
  private:
   int64_t call_;
   Cut graph_;
   Surroundings around_;
+  bool creates_graph_ = false;
 };
 
 const char* const kModified =
@@ -217,7 +252,7 @@ const char* const kModified =
 
 class ReplayedBackward final : public CallBackward {
  public:
-  explicit ReplayedBackward(Left&& left) : left_(std::move(left)) {
+  explicit ReplayedBackward(Left&& left) : CallBackward(left.call->joint_roots), left_(std::move(left)) {
     for (const auto& target : left_.call->targets) {
       const auto& t = (target.is_argument ? left_.arguments : left_.watched)[target.index];
       add_next_edge(torch::autograd::impl::gradient_edge(t));
@@ -239,7 +274,8 @@ class ReplayedBackward final : public CallBackward {
   }
 
   variable_list apply(variable_list&& grads) override {
-    check_released();
+    latest_ = roots_of(grads);
+    if (needs_freed() && uses_saved(latest_)) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
     note_refusal("it runs the backward pass of a replayed call of another function");
     if (!c10::GradMode::is_enabled()) {
       for (size_t i = 0; i < passes_->templates.size(); i++)
@@ -251,7 +287,8 @@ class ReplayedBackward final : public CallBackward {
 
   void release_variables() override {
     CallBackward::release_variables();
-    left_.arguments.clear(), left_.made.clear();
+    if (is_freed()) left_.made.clear();
+    if (is_freed() && !may_run_again()) left_.arguments.clear();
   }
 
  private:
@@ -260,6 +297,40 @@ class ReplayedBackward final : public CallBackward {
     c10::VariableVersion counter;
     uint32_t version;
   };
+
+  // Whether the recorded pass uses more than the gradients that it is given. Only then do nodes of autograd save what
+  // they free.
+  bool uses_saved(const Recorded& pass) const {
+    const auto is_saved = [&](const Given& given) {
+      return given.kind != Given::kArgument || given.index >= num_inputs();
+    };
+    const auto is_saved_host = [](const Fed& fed) { return !fed.is_number; };
+    return std::any_of(pass.given.begin(), pass.given.end(), is_saved) ||
+           std::any_of(pass.fed.begin(), pass.fed.end(), is_saved_host);
+  }
+
+  // Whether a pass from these results uses what passes free. If none has been recorded, it does if another one does.
+  bool uses_saved(Cut::Roots roots) const {
+    bool is_used = false;
+    for (const auto& [number, _] : passes_->templates) {
+      const auto pass = find_recorded(number);
+      if (!pass) return true;
+      Cut::Roots from = 0;
+      for (uint32_t i = 0; i < num_inputs(); i++)
+        if (pass->arguments[i].defined) from |= Cut::only(i);
+      if (from == roots) return uses_saved(*pass);
+      is_used |= uses_saved(*pass);
+    }
+    return is_used;
+  }
+
+  // Whether a pass remains possible when all have freed their graph.
+  bool may_run_again() const {
+    return std::any_of(passes_->templates.begin(), passes_->templates.end(), [&](const auto& known) {
+      const auto pass = find_recorded(known.first);
+      return pass && !uses_saved(*pass);
+    });
+  }
 
   std::optional<variable_list> replay(int64_t pass, const Captured& captured, const variable_list& grads);
   variable_list recompute(const variable_list& grads);
@@ -348,6 +419,37 @@ variable_list ReplayedBackward::recompute(const variable_list& grads) {
 
 }  // namespace
 
+namespace {
+
+// The roots from which each node of a graph is reached. `nodes` are the graph's.
+std::vector<Cut::Roots> roots_reaching(const Cut& graph, const std::unordered_set<Node*>& nodes) {
+  std::unordered_map<Node*, Cut::Roots> reached;
+  for (size_t i = 0; i < graph.roots.size(); i++) {
+    std::vector<Node*> open = {&*graph.roots[i].function};
+    while (!open.empty()) {
+      auto* node = open.back();
+      open.pop_back();
+      if (!nodes.count(node) || (reached[node] & Cut::only(i))) continue;
+      reached[node] |= Cut::only(i);
+      for (const auto& edge : node->next_edges())
+        if (edge.is_valid()) open.push_back(&*edge.function);
+    }
+  }
+  std::vector<Cut::Roots> of_nodes;
+  for (const auto& node : graph.nodes) of_nodes.push_back(reached[&*node]);
+  return of_nodes;
+}
+
+}  // namespace
+
+std::vector<Cut::Roots> joint_roots(const Cut& graph) {
+  std::vector<Cut::Roots> joint(graph.roots.size());
+  for (const auto from : graph.reached_from)
+    for (size_t i = 0; i < joint.size(); i++)
+      if (from & Cut::only(i)) joint[i] |= from;
+  return joint;
+}
+
 Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
   Cut graph;
   std::unordered_set<Node*> met;
@@ -390,6 +492,7 @@ Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
         open.push_back(edges[i].function);
     }
   }
+  graph.reached_from = roots_reaching(graph, met);
   // Sorts the edges in the order in which their nodes run.
   std::stable_sort(exits.begin(), exits.end(),
                    [](const Exit& a, const Exit& b) { return a.node->sequence_nr() > b.node->sequence_nr(); });

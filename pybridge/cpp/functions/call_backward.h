@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,14 +31,23 @@ using NodePointer = decltype(torch::autograd::Edge::function);
 // the gradients at the gates, one for each edge, so that autograd sums them in the order in which it would sum them
 // without the cut.
 struct Cut {
+  // The results among which a pass may choose. More results than a set has bits share its last bit.
+  using Roots = uint64_t;
+  static Roots only(size_t root) { return Roots{1} << std::min<size_t>(root, 63); }
+
   torch::autograd::edge_list roots;
   std::vector<NodePointer> nodes;
+  // The roots from which each node is reached.
+  std::vector<Roots> reached_from;
   std::vector<NodePointer> gates;
   // The edges that leave the graph, one for each gate.
   torch::autograd::edge_list targets;
   // The reason why the graph cannot be cut out; empty if it was.
   std::string refusal;
 };
+
+// Whether passes from two roots reach the same node, by the first of the roots.
+std::vector<Cut::Roots> joint_roots(const Cut& graph);
 
 // Cuts out the graph of `results`. Its nodes are those with at least the sequence number `first`. `arguments` are the
 // arguments of the call.

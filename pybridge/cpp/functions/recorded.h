@@ -145,6 +145,8 @@ struct Result {
   // The offset. For a storage that existed before the call, relative to the argument's offset.
   int64_t offset = 0;
   uint32_t version = 0;
+  // The identity of the version counter.
+  const void* counter = nullptr;
   bool requires_grad = false;
   // Whether the call itself has run the backward pass of the result and freed its graph.
   bool is_consumed = false;
@@ -215,6 +217,8 @@ struct Recorded {
   // The outputs of the backward pass, in order. Several outputs may be gradients of one tensor. Empty if no result
   // requires grad.
   std::vector<Target> targets;
+  // For each result that requires grad, the results with which it shares nodes of autograd.
+  std::vector<uint64_t> joint_roots;
   // Whether the call depends on which tensors have gradients.
   bool reads_gradients = true;
   // Whether the call depends on elements of host tensors that it has made itself, other than Python numbers.

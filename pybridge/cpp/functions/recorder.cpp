@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +35,14 @@
 namespace tandem {
 
 namespace {
+
+// The identity of a version counter. PyTorch has no accessor for the pointer that a `VariableVersion` consists of.
+const void* counter_of(const c10::VariableVersion& version) {
+  static_assert(sizeof(version) == sizeof(void*));
+  const void* counter;
+  std::memcpy(&counter, static_cast<const void*>(&version), sizeof counter);
+  return counter;
+}
 
 using Tensors = c10::List<std::optional<at::Tensor>>;
 using torch::autograd::Node;
@@ -454,18 +463,13 @@ void Recorder::keep_watched() {
   for (size_t i = 0; i < arguments_.size(); i++)
     call_.argument_writes.push_back(arguments_[i].defined() ? version_of(arguments_[i]) - argument_versions_[i] : 0);
   // Tensors that share a version counter must count its writes only once.
-  ska::flat_hash_map<void*, std::vector<uint32_t>> counted;
-  const auto once = [&](void* storage, uint32_t now, uint32_t& writes) {
-    auto& known = counted[storage];
-    if (writes > 0 && std::find(known.begin(), known.end(), now) != known.end()) writes = 0;
-    if (writes > 0) known.push_back(now);
+  ska::flat_hash_set<const void*> counted;
+  const auto once = [&](const c10::VariableVersion& version, uint32_t& writes) {
+    if (writes > 0 && !counted.insert(counter_of(version)).second) writes = 0;
   };
   for (size_t i = 0; i < arguments_.size(); i++)
-    if (arguments_[i].defined()) once(identity(arguments_[i]), version_of(arguments_[i]), call_.argument_writes[i]);
-  for (size_t i = 0; i < call_.watched.size(); i++) {
-    const auto& version = call_.watched[i].version;
-    if (version.enabled()) once(call_.watched[i].context, version.current_version(), call_.watched_writes[i]);
-  }
+    if (arguments_[i].defined()) once(arguments_[i].unsafeGetTensorImpl()->version_counter(), call_.argument_writes[i]);
+  for (size_t i = 0; i < call_.watched.size(); i++) once(call_.watched[i].version, call_.watched_writes[i]);
 }
 
 void Recorder::find_fed(int64_t id, size_t hosts) {
@@ -509,7 +513,7 @@ std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_
   Result result;
   if (!t.defined()) return result;
   if (!t.has_storage()) return std::nullopt;
-  result.version = version_of(t);
+  result.version = version_of(t), result.counter = counter_of(t.unsafeGetTensorImpl()->version_counter());
   for (size_t i = 0; i < arguments_.size(); i++) {
     if (!arguments_[i].is_same(t)) continue;
     result.kind = Result::kArgument, result.index = i;
@@ -613,6 +617,7 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
       refuse("a result that requires grad depends on a leaf that the call has made");
   }
   if (!call_.refusal.empty()) return std::nullopt;
+  call_.joint_roots = joint_roots(graph);
   return graph;
 }
 
@@ -674,17 +679,24 @@ void Recorder::find_gradients(const TtRecorded& in_rust) {
   }
 }
 
-// Notes the storages that belong to watched tensors. Refuses results that share a storage and count its writes
-// separately.
+// Notes the storages that belong to watched tensors. Refuses results that count writes to their storage separately: in a
+// replay, all results on a storage share the version counter of the tensor that the storage belongs to.
 void Recorder::find_owners() {
   for (const auto& w : call_.watched) call_.owned.push_back(w.context);
   std::sort(call_.owned.begin(), call_.owned.end());
-  // Results on one storage share a version counter in a replay.
-  std::unordered_map<size_t, uint32_t> versions;
+  std::unordered_map<size_t, const void*> counters;
+  const auto expected = [&](const Result& result) {
+    if (result.kind == Result::kKept) return counters.emplace(result.index, result.counter).first->second;
+    const auto& given = call_.given[result.index];
+    if (given.kind == Given::kArgument)
+      return counter_of(arguments_[given.index].unsafeGetTensorImpl()->version_counter());
+    const auto owns = [&](const Watched& w) { return given.kind == Given::kCaptured && w.context == given.context; };
+    const auto owner = std::find_if(call_.watched.begin(), call_.watched.end(), owns);
+    return owner == call_.watched.end() ? result.counter : counter_of(owner->version);
+  };
   const auto look = [&](const Result& result) {
-    if (result.kind != Result::kKept) return;
-    const auto [known, is_new] = versions.emplace(result.index, result.version);
-    if (!is_new && known->second != result.version)
+    if (result.kind != Result::kKept && result.kind != Result::kGiven) return;
+    if (expected(result) != result.counter)
       refuse("it returns tensors that share memory and count its writes apart (.data)");
   };
   for (const auto& result : call_.results) look(result);

@@ -321,6 +321,15 @@ void Replay::undo() {
   }
 }
 
+// A window of a tensor, which counts its writes as the tensor does. As a view is, it is an inference tensor if the tensor
+// is one.
+at::Tensor window_of(const at::Tensor& owner, const TtOut& record) {
+  const c10::InferenceMode mode(owner.is_inference());
+  auto t = window(owner.storage(), record);
+  t.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
+  return t;
+}
+
 at::Tensor Replay::tensor(const Result& result) {
   switch (result.kind) {
     case Result::kUndefined: return at::Tensor();
@@ -338,19 +347,16 @@ at::Tensor Replay::tensor(const Result& result) {
     case Result::kGiven: {
       const auto& from = call_->given[result.index];
       if (from.kind == Given::kCaptured) {
-        auto t = window(c10::Storage(from.storage.lock()), result.window->record(result.offset));
         const auto owns = [&](const at::Tensor& owner) { return identity(owner) == from.context; };
-        if (const auto owner = std::find_if(watched_.begin(), watched_.end(), owns); owner != watched_.end())
-          t.unsafeGetTensorImpl()->set_version_counter(owner->unsafeGetTensorImpl()->version_counter());
-        return t;
+        const auto owner = std::find_if(watched_.begin(), watched_.end(), owns);
+        return owner == watched_.end() ? window(c10::Storage(from.storage.lock()), result.window->record(result.offset))
+                                       : window_of(*owner, result.window->record(result.offset));
       }
       if (from.kind == Given::kSaved)
         return window(c10::Storage(saved_[from.index]), result.window->record(result.offset));
       const auto& owner = from.kind == Given::kArgument ? arguments_[from.index] : watched_[from.index].grad();
       const auto base = from.kind == Given::kArgument ? owner.storage_offset() : 0;
-      auto t = window(owner.storage(), result.window->record(result.offset + base));
-      t.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
-      return t;
+      return window_of(owner, result.window->record(result.offset + base));
     }
   }
   return at::Tensor();

@@ -313,7 +313,7 @@ class Function:
         due = [graph for graph in self._graphs.get(arguments.key, ()) if graph.left == 0]
         due = [graph for graph in due if not self._why_not(graph, arguments)]
         may_record = _ops.may_record()
-        if attempts.rest > 0 and not due:
+        if attempts.rest > 0 and (attempts.errors or not due):
             attempts.rest -= 1
             return self._plainly(args, kwargs, may_record)
         if self._refuses(arguments, attempts) or not may_record:
@@ -339,6 +339,13 @@ class Function:
         state = self._state(arguments)
         followed = self._follow(state, arguments)
         if self._varying.refusal and arguments.numbers:
+            return self._plainly(args, kwargs, True)
+        if due and state.refusal and not any(graph.is_in_doubt for graph in due):
+            # Other calls have run code that reaches what cannot be compared, so an audit could not pass.
+            for graph in due:
+                self._remove(graph)
+            self._rest(attempts)
+            attempts.reason = state.refusal
             return self._plainly(args, kwargs, True)
         self._open = state
         draws = _random_states()
@@ -379,10 +386,14 @@ class Function:
             attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self._world)
             recording, attached = _ops.end_recording(tensors, attaches)
             is_open = False
+        except Exception as error:
+            self._count_error(attempts, error)
+            raise
         finally:
             self._open = None
             if is_open:
                 _ops.cancel_recording()
+        attempts.errors = 0
         self._end_call()
         holes = {key: Hole(i) for i, key in enumerate(results)}
         constants = [holes.get(id(leaf), leaf) for leaf in leaves]
@@ -625,6 +636,13 @@ class Function:
         attempts.rest = attempts.next_rest
         attempts.next_rest = min(2 * attempts.next_rest, LONGEST_REST)
 
+    def _count_error(self, attempts: Attempts, error: Exception) -> None:
+        """Count an error of a call that was to be recorded: if calls keep raising, a rest begins."""
+        attempts.errors += 1
+        if attempts.errors > FIRST_CALLS:
+            self._rest(attempts)
+            attempts.reason = f"it raises {type(error).__name__}"
+
     def _forget_recorded(self, attempts: Attempts, *others: Recorded) -> None:
         for recorded in (*attempts.recorded, *others):
             self._forget(recorded)
@@ -753,6 +771,7 @@ class Function:
             if passes and _core.ops_of(graph.recorded.id):
                 # Operators of this call ran outside of the recording and cannot be compared, so the next call
                 # is the audit.
+                graph.is_in_doubt = True
                 self._keep_last(recorded)
                 self._forget(recorded)
                 return
@@ -780,7 +799,7 @@ class Function:
 
     def _pass(self, graph: Graph) -> None:
         graph.period = self._audit or min(2 * graph.period, LAST_AUDIT)
-        graph.left, graph.suspect = graph.period - 1, 0
+        graph.left, graph.suspect, graph.is_in_doubt = graph.period - 1, 0, False
 
     def _fail(self, graph: Graph, difference: str) -> None:
         text = (

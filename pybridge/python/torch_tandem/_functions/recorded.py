@@ -59,6 +59,8 @@ class Graph:
     partings: dict[int, int] = field(default_factory=dict)
     # The backward passes that are replayed; empty if no result requires grad.
     backwards: list[int] = field(default_factory=list)
+    # Whether the latest audited call has run code that no call before had run, so that it was not compared.
+    is_in_doubt: bool = False
     # The latest audited call, if its backward pass has not been compared.
     audited: int | None = None
     # Whether the call changes tensors that existed before, or draws random numbers.
@@ -74,6 +76,8 @@ class Attempts:
     # graph.
     tries: int = 0
     new: int = 0
+    # Number of consecutive calls that raised an error while they were recorded or audited.
+    errors: int = 0
     # Number of calls left in the current rest, in which none is recorded, and the length of the next rest.
     rest: int = 0
     next_rest: int = PATIENCE
