@@ -33,12 +33,12 @@ else:
 
 CALLS = 32 if HARDWARE else 4
 """Number of calls in a block. It is large so that the block's beginning and end do not count much."""
-MOST_BYTES = 3 << 30
+MAX_BYTES = 3 << 30
 """Maximum size of the operands of all calls of a block, which also bounds the size of the results."""
 BLOCKS = 5
 WARM_UP = 5
 """Number of blocks before the measured blocks. For Tandem, only co-executed blocks count."""
-MOST_WARM_UP = 200
+MAX_WARM_UP = 200
 """Maximum number of blocks before the measured blocks. Tandem traces some of them and compiles kernels. After
 kernels that each ran only a few times, it does not record iterations for a while.
 """
@@ -64,7 +64,7 @@ def seconds(kernel: Kernel, device: str) -> float:
     """Return the time of a call."""
     first = [t.to(device) for t in kernel.make()]
     size = max(sum(t.numel() * t.element_size() for t in first), 1)
-    calls = max(min(CALLS, MOST_BYTES // size), 2)
+    calls = max(min(CALLS, MAX_BYTES // size), 2)
     # Each call gets its own operands, because calls on the same operands could be computed once.
     sets = [first] + [[t.clone() for t in first] for _ in range(calls - 1)]
 
@@ -80,7 +80,7 @@ def seconds(kernel: Kernel, device: str) -> float:
                 block()
             return
         repeated = 0
-        for _ in range(MOST_WARM_UP):
+        for _ in range(MAX_WARM_UP):
             known = torch_tandem.report()["ops_coexecuted"]
             block()
             torch_tandem.synchronize()

@@ -25,7 +25,7 @@ FIRST = [
     *("reinforce", "tree_lstm"),
 ]
 """Programs of different kinds, which are measured before the other programs."""
-MOST_STEPS = 60
+MAX_STEPS = 60
 SET_UP = 20
 """Seconds that a program may take to make its model and data, in addition to its share of the time."""
 LEAST, MOST = 10, 16
@@ -73,11 +73,11 @@ def measured(make: Callable[[], Callable[[], Any]], way: str, seconds: float) ->
         step = torch.compile(step)
     begin = time.perf_counter()
     losses, times = [], []
-    while time.perf_counter() - begin < seconds and len(times) < MOST_STEPS:
+    while time.perf_counter() - begin < seconds and len(times) < MAX_STEPS:
         start = time.perf_counter()
         losses.append(float(step()))
         times.append(time.perf_counter() - start)
-        if way == "tandem" and len(times) == MOST_STEPS // 2:
+        if way == "tandem" and len(times) == MAX_STEPS // 2:
             torch_tandem.reset_report()
     answer: dict[str, Any] = {
         "ms": statistics.median(times[len(times) // 2 :]) * 1e3,
@@ -87,7 +87,7 @@ def measured(make: Callable[[], Callable[[], Any]], way: str, seconds: float) ->
     }
     if way == "tandem":
         report = torch_tandem.report()
-        counted = max(len(times) - MOST_STEPS // 2, 0) or len(times)
+        counted = max(len(times) - MAX_STEPS // 2, 0) or len(times)
         waited = sum(fetch["wait_us"] for fetch in report["fetches"])
         answer |= {"host_ops": report["host_ops"], "fetch_wait_us": waited / counted}
         answer["dispatches"] = sum(d["dispatches"] for d in report["devices"]) / counted

@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch_tandem
@@ -498,6 +499,22 @@ def test_code_of_other_calls_is_no_failed_audit():
         warnings.simplefilter("error")
         for i in range(60):
             step(data(1 if i in (12, 14, 16) else 3, 4, seed=i).to("tandem"))
+    replayed(step, 5)
+
+
+def test_callers_that_torch_compile_has_compiled():
+    """Dynamo compiles the code of calls that would be audited, and sets the generator's state."""
+    numbers = np.zeros(2)
+
+    @torch_tandem.function
+    def step(x):
+        np.copyto(numbers, 3.0)
+        return x * 2
+
+    compiled = torch.compile(lambda x: step(x), backend="eager")
+    for i in range(60):
+        x = data(3, 4, seed=i).to("tandem")
+        assert torch.equal((compiled if i in (11, 15, 23) else step)(x), x * 2)
     replayed(step, 5)
 
 

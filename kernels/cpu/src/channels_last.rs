@@ -7,7 +7,7 @@
 //! order first (see [`CpuDevice`](crate::device::CpuDevice)).
 
 use crate::shared::Shared;
-use crate::vector::{MOST_LANES, Vector, with_vectors};
+use crate::vector::{MAX_LANES, Vector, with_vectors};
 use tandem_executor::host::HostKernels;
 use tandem_executor::plan::Slot;
 use tandem_executor::shapes::{channels_last, is_contiguous};
@@ -156,7 +156,7 @@ unsafe fn run_transpose<T: Vector>(from: *const f32, to: *mut f32, [rows, column
         for row in (0..whole).step_by(T::LANES) {
             // SAFETY: the block is inside the matrix and the transposed matrix.
             unsafe {
-                let mut block = [T::splat(0.0); MOST_LANES];
+                let mut block = [T::splat(0.0); MAX_LANES];
                 for (i, line) in block.iter_mut().enumerate().take(T::LANES) {
                     *line = T::load(from.add((row + i) * columns + column));
                 }

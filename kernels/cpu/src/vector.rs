@@ -42,11 +42,11 @@ pub trait Vector: Copy {
     ///
     /// # Safety
     /// The CPU has vectors of this type.
-    unsafe fn transpose(block: &mut [Self; MOST_LANES]);
+    unsafe fn transpose(block: &mut [Self; MAX_LANES]);
 }
 
 /// Number of lanes of the longest vector.
-pub const MOST_LANES: usize = 16;
+pub const MAX_LANES: usize = 16;
 
 /// Implements [`Vector`] with a CPU's instructions.
 #[cfg(target_arch = "x86_64")]
@@ -86,7 +86,7 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            unsafe fn transpose(block: &mut [Self; MOST_LANES]) {
+            unsafe fn transpose(block: &mut [Self; MAX_LANES]) {
                 // SAFETY: the CPU has the instructions.
                 unsafe { $transpose(block) }
             }
@@ -138,7 +138,7 @@ macro_rules! transpose_parts {
 /// The CPU has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn transpose_512(rows: &mut [__m512; MOST_LANES]) {
+unsafe fn transpose_512(rows: &mut [__m512; MAX_LANES]) {
     const EVEN: i32 = 0b10_00_10_00;
     const ODD: i32 = 0b11_01_11_01;
     // SAFETY: the CPU has the instructions.
@@ -169,7 +169,7 @@ unsafe fn transpose_512(rows: &mut [__m512; MOST_LANES]) {
 /// The CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn transpose_256(rows: &mut [__m256; MOST_LANES]) {
+unsafe fn transpose_256(rows: &mut [__m256; MAX_LANES]) {
     // SAFETY: the CPU has the instructions.
     unsafe {
         transpose_parts!(
@@ -228,7 +228,7 @@ impl Vector for [f32; 4] {
     }
 
     #[inline(always)]
-    unsafe fn transpose(block: &mut [Self; MOST_LANES]) {
+    unsafe fn transpose(block: &mut [Self; MAX_LANES]) {
         let [a, b, c, d, ..] = *block;
         for (lane, line) in block.iter_mut().enumerate().take(4) {
             *line = [a[lane], b[lane], c[lane], d[lane]];
@@ -281,7 +281,7 @@ mod tests {
     unsafe fn run_transpose<T: Vector>(from: &[f32], lanes: &mut usize, to: &mut [f32]) {
         // SAFETY: `with_vectors` chose vectors that the CPU has, and there are `LANES * LANES` elements.
         unsafe {
-            let mut block = [T::splat(0.0); MOST_LANES];
+            let mut block = [T::splat(0.0); MAX_LANES];
             for i in 0..T::LANES {
                 block[i] = T::load(from[i * T::LANES..][..T::LANES].as_ptr());
             }
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_block_is_transposed() {
-        let from: Vec<f32> = (0..MOST_LANES * MOST_LANES).map(|i| i as f32).collect();
+        let from: Vec<f32> = (0..MAX_LANES * MAX_LANES).map(|i| i as f32).collect();
         let (mut lanes, mut to) = (0, from.clone());
         // SAFETY: `from` and `to` have the elements of a block of the longest vectors.
         unsafe { transpose(&from, &mut lanes, &mut to) };

@@ -39,7 +39,7 @@ fn shortened(sizes: &[i64]) -> Dims {
 }
 
 /// Largest number of dimensions of a tensor in a call that is tried.
-const MOST_DIMS: usize = 8;
+const MAX_DIMS: usize = 8;
 
 /// Whether PyTorch's kernel accepts such a call and returns outputs of the expected dtypes, found by calling it with
 /// tiny tensors. `None` if there is no memory to try it.
@@ -59,7 +59,7 @@ pub fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKe
         if by_value || sizes.is_empty() && matches!(input.place, Place::Host(_)) {
             continue;
         }
-        if sizes.len() > MOST_DIMS {
+        if sizes.len() > MAX_DIMS {
             return Some(false);
         }
         let nbytes = sizes.iter().product::<i64>() as usize * input.dtype.size();

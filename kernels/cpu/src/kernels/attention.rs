@@ -29,8 +29,8 @@ const BLOCK: usize = 64;
 /// Maximum number of keys, without and with a causal mask. Longer rows of scores leave the first-level cache between
 /// their passes, and PyTorch's tiles are faster by up to a tenth. With a causal mask, the scores that are not computed
 /// make up for this.
-const MOST_KEYS: i64 = 768;
-const MOST_CAUSAL_KEYS: i64 = 1 << 14;
+const MAX_KEYS: i64 = 768;
+const MAX_CAUSAL_KEYS: i64 = 1 << 14;
 /// Number of multiplications from which another thread is worth waking.
 const GRAIN: f64 = (1 << 19) as f64;
 
@@ -95,7 +95,7 @@ impl Attention {
         let [batch, heads, queries, width] = <[i64; 4]>::try_from(&q.sizes[..]).ok()?;
         let keys = *k.sizes.get(2)?;
         let Some(Arg::Bool(is_causal)) = call.args.get(dropout + 1) else { return None };
-        let most = if *is_causal { MOST_CAUSAL_KEYS } else { MOST_KEYS };
+        let most = if *is_causal { MAX_CAUSAL_KEYS } else { MAX_KEYS };
         if q.sizes.contains(&0) || keys == 0 || keys > most {
             return None;
         }

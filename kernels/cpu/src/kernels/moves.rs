@@ -13,7 +13,7 @@ use tandem_executor::ops::express::Window;
 use tandem_executor::shapes::Dims;
 
 /// Maximum number of boxes that a rolled tensor consists of.
-const MOST_BOXES: usize = 8;
+const MAX_BOXES: usize = 8;
 
 /// A box of elements that is copied, with the offsets in bytes at which it begins in the input and in the output.
 struct Part {
@@ -77,7 +77,7 @@ pub fn roll(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         (to.sizes, to.strides) = (smallvec![n], smallvec![1]);
     }
     let dims = if dims.is_empty() { &[0] } else { dims };
-    if shifts.len() != dims.len() || 1 << dims.len().min(8) > MOST_BOXES {
+    if shifts.len() != dims.len() || 1 << dims.len().min(8) > MAX_BOXES {
         return None;
     }
     // Sizes and first indices of boxes, in the input and in the output. Each shift cuts the boxes in two.

@@ -28,7 +28,7 @@ const ROOM: usize = 4096;
 /// Minimum number of windows of a row that are laid out together, unless the row has fewer.
 const FEW: usize = 64;
 /// Maximum number of windows along a dimension whose spans are kept.
-const MOST_SPANS: usize = 1 << 16;
+const MAX_SPANS: usize = 1 << 16;
 
 /// Layout of a band of windows in scratch memory. A cell is a position of the input, padding included, modulo the
 /// stride. The elements at a cell are adjacent, in rows of `pitch` elements.
@@ -457,7 +457,7 @@ impl Spans {
         divisor: Option<i64>,
         spans: impl FnOnce() -> [Vec<Span>; 2],
     ) -> Option<Spans> {
-        if width > ROOM || windows.iter().any(|n| *n > MOST_SPANS) {
+        if width > ROOM || windows.iter().any(|n| *n > MAX_SPANS) {
             return None;
         }
         let [rows, columns] = spans();

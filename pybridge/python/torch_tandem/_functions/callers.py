@@ -4,6 +4,7 @@ import sys
 import threading
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from torch_tandem._functions import observe
 from torch_tandem._program.tracebacks import PACKAGE
@@ -26,6 +27,11 @@ def is_transformed() -> bool:
         or _forward_ad._current_level >= 0
         or torch.is_anomaly_enabled()
     )
+
+
+def is_compiled() -> bool:
+    """Whether Dynamo compiles the code of functions that are called now."""
+    return callable(get_eval_frame_callback())
 
 
 def users_level() -> int:

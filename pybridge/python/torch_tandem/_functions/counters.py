@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch_tandem._report.types import Function as Counters
 
 # Maximum number of names of functions that no longer exist for which counters are kept.
-MOST_GONE = 256
+MAX_GONE = 256
 
 _gone: dict[str, Counters] = {}
 
@@ -20,7 +20,7 @@ def with_gone(live: Iterable[Counters]) -> list[Counters]:
 def add_gone(last: Counters) -> None:
     """Add the counters of a function that ends to the sums for its name."""
     known = _gone.get(last["name"])
-    if known is None and len(_gone) < MOST_GONE:
+    if known is None and len(_gone) < MAX_GONE:
         _gone[last["name"]] = last
     elif known is not None:
         for name in ("replayed", "ran", "audits", "saved_us"):

@@ -23,7 +23,7 @@ from torch_tandem._device import iterations
 from torch_tandem._functions import call_backward
 from torch_tandem._functions.arguments import TENSORS, VALUES, Arguments, described, flatten, varying
 from torch_tandem._functions.call_backward import EQUAL, Call, Hole, Passes
-from torch_tandem._functions.callers import is_observed, is_transformed, users_level
+from torch_tandem._functions.callers import is_compiled, is_observed, is_transformed, users_level
 from torch_tandem._functions.concrete import ConcreteGraph, owners, specs
 from torch_tandem._functions.counters import add_gone, with_gone
 from torch_tandem._functions.observe import Observed, World, is_observable
@@ -48,14 +48,14 @@ FIRST_CALLS = 2
 # Number of calls without an optimizer step after which each call ends an iteration.
 QUIET = 3
 # Maximum number of kinds of calls that are remembered.
-MOST_KEYS = 512
+MAX_KEYS = 512
 # Number of calls in Python that are timed before the first audit.
 TIMED = 3
 # Number of consecutive calls of new kinds after which new kinds are not recorded, and the number of calls in
 # the first such rest.
 NEW_KINDS, FIRST_REST_OF_KINDS = 8, 512
 # Maximum number of new kinds of calls whose hashes are remembered in such a rest.
-MOST_HASHES = 4096
+MAX_HASHES = 4096
 # Number of recorded calls of one key that the next one is compared with, if they read no values.
 REMEMBERED = 4
 
@@ -447,7 +447,7 @@ class Function:
             self._rest_of_kinds -= 1
             if hash(key) in self._hashes:
                 return True
-            if len(self._hashes) < MOST_HASHES:
+            if len(self._hashes) < MAX_HASHES:
                 self._hashes.add(hash(key))
             return False
         self._new_kinds += 1
@@ -464,7 +464,7 @@ class Function:
     def _attempts_of(self, key: Hashable) -> Attempts:
         if known := self._attempts.get(key):
             return known
-        if len(self._attempts) >= MOST_KEYS:
+        if len(self._attempts) >= MAX_KEYS:
             oldest = next(iter(self._attempts))
             for recorded in self._attempts.pop(oldest).recorded:
                 self._forget(recorded)
@@ -911,6 +911,9 @@ class Function:
                 return True
         if not self._is_proven and not is_observable():
             attempts.reason = "a profiler is active, so what it runs cannot be observed"
+            return True
+        if not self._is_proven and is_compiled():
+            attempts.reason = "it is called by code that torch.compile has compiled"
             return True
         return False
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::kernels::conv::geometry::Conv;
 use crate::kernels::conv::panels::{Block, Lines, MOVE, blocks, lanes, turn};
 use crate::kernels::conv::reads::Reads;
-use crate::kernels::conv::tile::{MOST_LANES, NEAR, PRODUCTS, Rows, SAME, Shape, Tile};
+use crate::kernels::conv::tile::{MAX_LANES, NEAR, PRODUCTS, Rows, SAME, Shape, Tile};
 use crate::kernels::each_row;
 use crate::kernels::kernel::Shared;
 use crate::kernels::scratch::with_scratch;
@@ -23,12 +23,12 @@ const SUMS: usize = 1 << 19;
 /// rounding errors small.
 const LONG: usize = 64;
 /// Number of floats after the end of a grid that a tile may read.
-const SLACK: usize = MOST_LANES;
+const SLACK: usize = MAX_LANES;
 
 /// Number of elements of a patch whose partial sums a thread adds at once.
 const PART: usize = 64;
 
-static ZEROS: [f32; MOST_LANES] = [0.0; MOST_LANES];
+static ZEROS: [f32; MAX_LANES] = [0.0; MAX_LANES];
 
 /// The kernel of a weight gradient.
 #[derive(Debug)]
@@ -212,8 +212,8 @@ impl Gradient {
     unsafe fn add(&self, host: &dyn HostKernels, conv: &Conv, sums: Shared<f32>, weight: Shared<f32>) {
         let (groups, filters, patch) = (conv.groups, conv.outputs / conv.groups, self.patch());
         let (parts, all) = (patch.div_ceil(PART), groups * lanes(&self.blocks) * patch);
-        let (blocks, each) = (self.blocks.len(), MOVE * PART * MOST_LANES * self.splits);
-        let filters_of_block: Vec<Option<usize>> = (0..MOST_LANES).map(Some).collect();
+        let (blocks, each) = (self.blocks.len(), MOVE * PART * MAX_LANES * self.splits);
+        let filters_of_block: Vec<Option<usize>> = (0..MAX_LANES).map(Some).collect();
         each_row(host, groups * blocks * parts, each, &|begin, end| {
             for item in begin..end {
                 let (first, block, group) =

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::kernels::conv::geometry::Conv;
 use crate::kernels::conv::panels::{Block, Panels, blocks, lanes};
 use crate::kernels::conv::reads::Reads;
-use crate::kernels::conv::tile::{MOST_LANES, MOST_ROWS, NEAR, PRODUCTS, Rows, SAME, Shape, Tile};
+use crate::kernels::conv::tile::{MAX_LANES, MAX_ROWS, NEAR, PRODUCTS, Rows, SAME, Shape, Tile};
 use crate::kernels::each_row;
 use crate::kernels::kernel::Shared;
 use crate::kernels::scratch::with_scratch;
@@ -57,11 +57,11 @@ struct Room {
     segments: Vec<[usize; 2]>,
     /// For each row of a tile, the row and the column of the source that it reads through a tap at pixel 0, and the
     /// offset of this pixel in the source.
-    read: [[usize; MOST_ROWS]; 3],
+    read: [[usize; MAX_ROWS]; 3],
     /// Offset of each row in the result.
-    written: [usize; MOST_ROWS],
+    written: [usize; MAX_ROWS],
     /// Memory for the results of a tile that has lanes without a channel.
-    apart: [f32; MOST_ROWS * MOST_LANES],
+    apart: [f32; MAX_ROWS * MAX_LANES],
 }
 
 impl Room {
@@ -69,9 +69,9 @@ impl Room {
         Room {
             a: Vec::new(),
             segments: Vec::new(),
-            read: [[0; MOST_ROWS]; 3],
-            written: [0; MOST_ROWS],
-            apart: [0.0; MOST_ROWS * MOST_LANES],
+            read: [[0; MAX_ROWS]; 3],
+            written: [0; MAX_ROWS],
+            apart: [0.0; MAX_ROWS * MAX_LANES],
         }
     }
 }
@@ -296,7 +296,7 @@ impl Map {
             };
             self.shape.compute(&tile, block.lanes);
             if !is_whole {
-                for (row, from) in room.written[..rows].iter().zip(room.apart.chunks_exact(MOST_LANES)) {
+                for (row, from) in room.written[..rows].iter().zip(room.apart.chunks_exact(MAX_LANES)) {
                     std::ptr::copy_nonoverlapping(from.as_ptr(), first.add(*row), block.channels);
                 }
             }
@@ -305,11 +305,11 @@ impl Map {
 }
 
 /// Offsets of the rows in `Room::apart`.
-static APART: [usize; MOST_ROWS] = {
-    let mut offsets = [0; MOST_ROWS];
+static APART: [usize; MAX_ROWS] = {
+    let mut offsets = [0; MAX_ROWS];
     let mut row = 0;
-    while row < MOST_ROWS {
-        offsets[row] = row * MOST_LANES;
+    while row < MAX_ROWS {
+        offsets[row] = row * MAX_LANES;
         row += 1;
     }
     offsets

@@ -3,10 +3,10 @@
 //! The layout is `[group][block of lanes][tap][inner channel][lane]`. Inner channels are summed over; the lanes are
 //! channels of the result.
 
-use crate::kernels::conv::tile::{MOST_LANES, Shape};
+use crate::kernels::conv::tile::{MAX_LANES, Shape};
 use crate::kernels::each_row;
 use crate::kernels::kernel::Shared;
-use crate::vector::{MOST_LANES as BLOCK, Vector, with_vectors};
+use crate::vector::{MAX_LANES as BLOCK, Vector, with_vectors};
 use tandem_executor::host::HostKernels;
 
 /// Cost of a float of a weight that is not in a cache, in elements of a simple loop.
@@ -86,7 +86,7 @@ impl Panels {
         let (taps, patch) = (self.places.len(), self.places.len() * self.channels);
         let rows = if self.by_filter { patch.div_ceil(BLOCK) } else { self.filters };
         let (all, blocks) = (self.groups * self.filters * patch, self.blocks.len());
-        let each = MOVE * MOST_LANES * if self.by_filter { BLOCK } else { taps };
+        let each = MOVE * MAX_LANES * if self.by_filter { BLOCK } else { taps };
         // Offsets of the columns in a panel. The unit is a line: the lanes of a tap and an inner channel.
         let inner = self.inner();
         let offsets: Vec<Option<usize>> = match self.by_filter {

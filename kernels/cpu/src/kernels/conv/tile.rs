@@ -8,15 +8,15 @@ use crate::vector::Vector;
 use crate::widest::{Units, units};
 
 /// Largest number of rows of a tile, for any CPU.
-pub(super) const MOST_ROWS: usize = 14;
+pub(super) const MAX_ROWS: usize = 14;
 /// Largest number of lanes of a tile, for any CPU.
-pub(super) const MOST_LANES: usize = 32;
+pub(super) const MAX_LANES: usize = 32;
 /// Number of bytes of the operands that consecutive tiles read: a part of a second-level cache.
 pub(super) const NEAR: usize = 1 << 18;
 /// Number of multiplications that cost as much as an element of a simple loop.
 pub(super) const PRODUCTS: usize = 16;
 /// Offsets of rows that all have the same address.
-pub(super) static SAME: [usize; MOST_ROWS] = [0; MOST_ROWS];
+pub(super) static SAME: [usize; MAX_ROWS] = [0; MAX_ROWS];
 
 /// The shape of the tiles that fill the registers of a CPU.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ impl Shape {
     /// The shape for this CPU.
     pub(super) fn of_cpu() -> Shape {
         match units() {
-            Units::Avx512 => Shape { units: Units::Avx512, vector: 16, rows: MOST_ROWS },
+            Units::Avx512 => Shape { units: Units::Avx512, vector: 16, rows: MAX_ROWS },
             Units::Avx2 => Shape { units: Units::Avx2, vector: 8, rows: 6 },
             Units::Any => Shape { units: Units::Any, vector: 4, rows: 6 },
         }

@@ -1,6 +1,6 @@
 // The section with both graphs: search, the picture and what is known of the selected box.
 
-const MOST_HITS = 200; // listed
+const MAX_HITS = 200; // listed
 
 function graphSection({ graph: packed }) {
   if (!packed.nodes.length) return null;
@@ -64,7 +64,7 @@ function graphSection({ graph: packed }) {
     steppers.hidden = !hits.length;
     list.replaceChildren(
       ...hits
-        .slice(0, MOST_HITS)
+        .slice(0, MAX_HITS)
         .map((node, number) =>
           h(
             "li",
@@ -77,8 +77,8 @@ function graphSection({ graph: packed }) {
             ),
           ),
         ),
-      ...(hits.length > MOST_HITS
-        ? [h("li", { class: "more" }, `and ${count(hits.length - MOST_HITS)} more`)]
+      ...(hits.length > MAX_HITS
+        ? [h("li", { class: "more" }, `and ${count(hits.length - MAX_HITS)} more`)]
         : []),
     );
     remember();

@@ -7,7 +7,7 @@ const TITLE = 30;
 const GAP_X = 22;
 const GAP_Y = 26;
 const GUTTER = 46; // between columns
-const MOST_DUMMIES = 3000;
+const MAX_DUMMIES = 3000;
 
 // Sizes and places all that is visible. Places are relative to the box around. `links` are [from, to, title].
 function arrange(tree, links, { measure, aspect, wide }) {
@@ -197,7 +197,7 @@ function withDummies(items, edges, rank) {
   };
   const chains = edges.map(([from, to]) => {
     const chain = [from];
-    for (let r = rank[from] + 1; r < rank[to] && needed <= MOST_DUMMIES; r += 1) {
+    for (let r = rank[from] + 1; r < rank[to] && needed <= MAX_DUMMIES; r += 1) {
       above.push([]);
       below.push([]);
       rank[next] = r;

@@ -3,8 +3,8 @@
 // Boxes are made of runs of a topological order, so that no edge between them ever leads back, however deep
 // they are; only the edges of loops do.
 
-const MOST_CHILDREN = 100; // of a box; more are parted into numbered ones
-const MOST_BLOCKS = 200; // at once
+const MAX_CHILDREN = 100; // of a box; more are parted into numbered ones
+const MAX_BLOCKS = 200; // at once
 const MANY_ALIKE = 6; // operators in a row that are a box
 
 // Functions between a call and what is called: PyTorch's, and what decorators make. They would be boxes around
@@ -312,7 +312,7 @@ function alike(children) {
 
 // Too many children are parted into boxes of about as many as there are boxes, named by their numbers.
 function parted(children) {
-  if (children.length <= MOST_CHILDREN) return children;
+  if (children.length <= MAX_CHILDREN) return children;
   const each = Math.max(Math.ceil(Math.sqrt(children.length)), 25);
   const parts = [];
   for (let start = 0; start < children.length; start += each) {
@@ -424,13 +424,13 @@ function straight(nodes, links) {
 
 // Very many blocks are parted, too, and named by the first and the last.
 function partedBlocks(children, start, end) {
-  if (children.length <= MOST_BLOCKS) return children;
+  if (children.length <= MAX_BLOCKS) return children;
   const parts = [];
   let part = [];
   for (const child of children) {
     if (child === start || child === end) continue;
     // A Switch-Case stays with its block.
-    if (part.length >= MOST_CHILDREN / 2 && child.kind !== "switch") {
+    if (part.length >= MAX_CHILDREN / 2 && child.kind !== "switch") {
       parts.push(part);
       part = [];
     }

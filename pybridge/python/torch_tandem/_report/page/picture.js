@@ -1,6 +1,6 @@
 // A tree of boxes on a canvas, with zoom, pan, tooltips, a selection and the keyboard.
 
-const MOST_SHOWN = 3000; // boxes, when all are opened at once
+const MAX_SHOWN = 3000; // boxes, when all are opened at once
 const FIRST_SHOWN = 45; // when the picture is shown first
 const MARGIN = 12; // around all
 const BUTTONS = 40; // on the right
@@ -78,7 +78,7 @@ class Picture {
   }
 
   openAll() {
-    openFirst(this.tree.root, MOST_SHOWN);
+    openFirst(this.tree.root, MAX_SHOWN);
     this.layout();
     this.fit();
   }

@@ -1,6 +1,6 @@
 // Tables that sort and filter.
 
-const MOST_ROWS = 100; // shown at first
+const MAX_ROWS = 100; // shown at first
 
 // What the words at the top of columns mean.
 const MEANINGS = {
@@ -73,7 +73,7 @@ function table({ title, sum, columns, rows, sort }) {
       else head.removeAttribute("aria-sort");
     });
     const found = rows.filter((_, number) => texts[number].includes(wanted)).sort(compare);
-    const shown = all ? found : found.slice(0, MOST_ROWS);
+    const shown = all ? found : found.slice(0, MAX_ROWS);
     body.replaceChildren(
       ...shown.map((row) =>
         h(
