@@ -49,10 +49,11 @@ def program(use: str, where: str):
     """
     names = dict(vars(support))
     names |= {"device": "tandem", "torch": torch}
-    places = {"attribute": "k.v", "global": "g", "tuple": "t[0][1]", "cell": "c"}
+    places = {"attribute": "k.v", "class": "C.v", "global": "g", "tuple": "t[0][1]", "cell": "c"}
     body = use.replace("a{n}", places.get(where, "a")).format()
     source = "\n".join(
         [
+            "class C: v = 0.3",
             "k, g, t = types.SimpleNamespace(v=0.3), 0.3, [(0.3, 0.3)]",
             "def make():",
             "    c = 0.3",
@@ -69,7 +70,7 @@ def program(use: str, where: str):
     f, set_c = names["make"]()
 
     def call(f, y, v):
-        names["k"].v, names["g"], names["t"][0] = v, v, (0.3, v)
+        names["k"].v, names["C"].v, names["g"], names["t"][0] = v, v, v, (0.3, v)
         set_c(v)
         if where == "keyword":
             return f(y=y, a=v)
@@ -91,7 +92,7 @@ def same(one, two) -> bool:
     return one.dtype == two.dtype and torch.equal(one.nan_to_num(9e9), two.nan_to_num(9e9))
 
 
-@pytest.mark.parametrize("where", ["argument", "keyword", "attribute", "global", "tuple", "cell"])
+@pytest.mark.parametrize("where", ["argument", "keyword", "attribute", "class", "global", "tuple", "cell"])
 def test_calls_with_numbers_that_vary_have_eagers_bits(where):
     replayed = 0
     x = torch.linspace(-2, 2, 6, device="tandem").reshape(2, 3)
@@ -117,6 +118,19 @@ def differences(function, calls) -> list[int]:
         if not all(same(a.cpu(), b.cpu()) for a, b in zip(ours, plain, strict=True)):
             found.append(i)
     return found
+
+
+@torch.no_grad()
+def test_numbers_of_classes_are_put_where_python_finds_them():
+    """CPython keeps the values of class attributes in caches."""
+    settings = type("Settings", (), {"scale": 1.0})()
+    functions = [torch_tandem.function(lambda x: x * settings.scale) for _ in range(2)]
+    for i in range(120):
+        if i in (5, 14, 50, 51, 52):
+            type(settings).scale = 2.0 + i
+        for function in functions[i % 2 :]:
+            x = torch.full((2, 3), float(i), device="tandem")
+            assert torch.equal(function(x), x * settings.scale)
 
 
 @torch.no_grad()

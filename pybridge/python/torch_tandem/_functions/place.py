@@ -10,7 +10,8 @@ from torch_tandem._functions.state import IMMUTABLE, State
 
 @dataclass(slots=True)
 class Place:
-    """The place of a value: a key of a dict or list, the cell of a variable, or an index of a tuple.
+    """The place of a value: a key of a dict or list, an attribute of a class, the cell of a variable, or an
+    index of a tuple.
 
     `within` is the place of the tuple.
     """
@@ -29,6 +30,8 @@ class Place:
             return self.within.read()[self.key]
         if type(self.holder) is types.CellType:
             return self.holder.cell_contents
+        if isinstance(self.holder, type):
+            return vars(self.holder)[self.key]
         return (dict if issubclass(type(self.holder), dict) else list).__getitem__(self.holder, self.key)
 
     def write(self, value: Any) -> None:
@@ -38,6 +41,9 @@ class Place:
             self.within.write((*items[: self.key], value, *items[self.key + 1 :]))
         elif type(self.holder) is types.CellType:
             self.holder.cell_contents = value
+        elif isinstance(self.holder, type):
+            # CPython's caches of attributes would miss a change of the class's dict.
+            type.__setattr__(self.holder, self.key, value)
         else:
             kind = dict if issubclass(type(self.holder), dict) else list
             kind.__setitem__(self.holder, self.key, value)
@@ -59,7 +65,9 @@ def place_of(state: State, number: int, objects: list) -> Place | None:
         return Place(holder, value.operand, within) if within else None
     if value.access in ("k", "p") and issubclass(type(holder), dict):
         key = value.operand if value.access == "k" else value.step[1]  # type: ignore[index]
-        return Place(holder, key) if type(key) in IMMUTABLE and key in holder else None
+        if type(key) not in IMMUTABLE or key not in holder:
+            return None
+        return Place(state.classes.get(id(holder), holder), key)
     return None
 
 

@@ -63,6 +63,8 @@ class State:
     version: int = 0
     # The ids of code objects whose functions the walk has met.
     explained: set[int] = field(default_factory=set)
+    # The classes whose members are listed, by the ids of the dicts of their members.
+    classes: dict[int, type] = field(default_factory=dict)
     _holds: Callable[[list], int] | None = None
     # The numbers of values at which a followed call has left a `Number`. They are listed as plain floats.
     kept_numbers: list[int] = field(default_factory=list)
@@ -86,6 +88,7 @@ class State:
     def forget(self) -> None:
         """Drop all references to objects of the program."""
         self.values.clear()
+        self.classes.clear()
         self._holds = None
 
     def label(self, number: int) -> str:

@@ -499,6 +499,7 @@ class _Walk:
     def members(self, value: type) -> None:
         members = _members(value)
         inside = self.space(_name_of_class(value), members)
+        self.state.classes[id(members)] = value
         entry = self.values[inside]
         entry.kind, entry.expected, entry.length = "l", dict, len(members)
         reaches_all = self.world.is_dynamic or any(issubclass(c, value) for c in self.world.dynamic_classes)
