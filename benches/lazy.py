@@ -9,7 +9,8 @@ import argparse
 import sys
 import tempfile
 
-from run import measure, ratio, table, times, write_section
+from run import measure
+from tables import ratio, table, times, write_section
 
 PROGRAMS = ("resnet50", "bert_qa", "dcgan")
 WAYS = ("eager", "lazy", "tandem")

@@ -8,7 +8,8 @@ import argparse
 import sys
 import tempfile
 
-from run import ROOT, measure, ratio, table, times, write_section
+from run import ROOT, measure
+from tables import ratio, table, times, write_section
 
 PROGRAMS = sorted(path.stem for path in (ROOT / "benches" / "programs" / "loading").glob("[!_]*.py"))
 

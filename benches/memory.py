@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import torch
 from measure import RUNNERS, load
-from run import table, write_section
+from tables import table, write_section
 
 # Number of steps of the warm-up, after which Tandem's pool has returned the memory that only the first,
 # traced steps needed; and number of measured steps.

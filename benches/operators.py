@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from measure import ROOT
-from run import machine, table
+from tables import machine, table
 
 PAGE = ROOT / "docs" / "operators.md"
 SIZES = {"small": 64, "middle": 1 << 12, "large": 1 << 20}

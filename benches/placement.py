@@ -13,7 +13,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from run import PROGRAMS, measure, ratio, table, times, write_section
+from run import PROGRAMS, measure
+from tables import ratio, table, times, write_section
 
 WAYS = ("inline", "beside", "tandem")
 HEAD = ["program", "inline", "beside", "chosen", "chosen / better"]

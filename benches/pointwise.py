@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 import torch_tandem
-from run import table, write_section
+from tables import table, write_section
 
 SIZES = (1, 64, 4096, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
 BLOCKS = 9

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from measure import BLOCK_SECONDS, RUNNERS, Side, Tandem, load
-from run import ratio, table, times, write_section
+from tables import ratio, table, times, write_section
 
 OVERHEAD_BOUND = (
     "beam_search", "dynamic_rnn", "l2hmc", "lbfgs", "maml_1", "maml_10", "reinforce", "seq2seq", "tree_lstm",

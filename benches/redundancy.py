@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from measure import load
-from run import PROGRAMS, table, write_section
+from run import PROGRAMS
+from tables import table, write_section
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 import torch_tandem
-from run import table, write_section
+from tables import table, write_section
 from torch_tandem import _core
 
 Program = Callable[[torch.Tensor], torch.Tensor]

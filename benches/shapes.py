@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from measure import ROOT
 from operators import block
-from run import machine, table
+from tables import machine, table
 from torch.nn import functional as F
 
 PAGE = ROOT / "docs" / "shapes.md"

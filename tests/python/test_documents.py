@@ -11,6 +11,8 @@ import itertools
 import json
 import os
 import re
+import subprocess
+import sys
 
 import forked
 import pytest
@@ -207,6 +209,14 @@ def test_a_learning_rate_that_varies(kind):
             scheduler.step()
     replayed(step, 10)
     assert losses[0] == losses[1]
+
+
+def test_figures_are_those_that_were_measured():
+    """README and docs/benchmarks.md state the figures of one file."""
+    ran = subprocess.run(
+        [sys.executable, "benches/figures.py", "--check"], cwd=ROOT, text=True, capture_output=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_tables_are_whole():
