@@ -161,8 +161,19 @@ impl fmt::Display for FrameText {
 impl FrameText {
     /// Returns whether the frame is the user's, and not PyTorch's or another library's.
     fn is_users(&self) -> bool {
-        let library = ["/torch/", "/torch_tandem/", "/site-packages/", "<frozen", "<string>"];
+        let library =
+            ["/torch/", "/torch_tandem/", "/site-packages/", "/lib/python3.", "<frozen", "<string>"];
         !library.iter().any(|l| self.file.contains(l))
+    }
+
+    /// Returns whether the frame is of an installed package other than PyTorch and Tandem.
+    fn is_of_library(&self) -> bool {
+        self.file.contains("/site-packages/")
+            && !["/torch/", "/torch_tandem/"].iter().any(|l| self.file.contains(l))
+    }
+
+    fn file_name(&self) -> &str {
+        self.file.rsplit('/').next().unwrap_or(&self.file)
     }
 }
 
@@ -191,28 +202,48 @@ impl Lines {
         frames.iter().map(|frame| (frame.file.clone(), frame.line, frame.name.clone())).collect()
     }
 
+    /// Returns the location of the forward op for an op that autograd itself issues, and otherwise the location.
+    fn forward_of(&mut self, location: LocationId, locations: &Locations) -> LocationId {
+        let frames = self.frames(locations.frames(location));
+        // Tandem's own engine is called as an operator.
+        let issuer = frames.iter().find(|frame| !frame.file.ends_with("/torch/_ops.py"));
+        let in_engine = issuer.is_some_and(|frame| frame.name == "_engine_run_backward");
+        match locations.get(location).backward {
+            Some(backward) if in_engine && backward.forward != LocationId::UNKNOWN => {
+                self.forward_of(backward.forward, locations)
+            }
+            _ => location,
+        }
+    }
+
     /// Returns the innermost frame of the location that is the user's. For an op that autograd itself issues, returns
     /// the frame of the forward op.
     pub fn user_frame(&mut self, location: LocationId, locations: &Locations) -> Option<Frame> {
-        let place = locations.get(location);
-        let frames = locations.frames(location);
-        let in_engine = frames
-            .first()
-            .and_then(|frame| self.text(*frame))
-            .is_some_and(|text| text.name == "_engine_run_backward");
-        if let (Some(backward), true) = (place.backward, in_engine)
-            && backward.forward != LocationId::UNKNOWN
-        {
-            return self.user_frame(backward.forward, locations);
-        }
+        let forward = self.forward_of(location, locations);
+        let frames = locations.frames(forward);
         let users = |frame: &&Frame| self.text(**frame).is_some_and(|text| text.is_users());
         frames.iter().find(users).or(frames.last()).copied()
     }
 
-    /// Returns the text of [`Lines::user_frame`], such as `file.py:12 in train`.
+    /// Returns the text of [`Lines::user_frame`], such as `file.py:12 in train`. If that line calls a library other than
+    /// PyTorch, which issues the op, the library's innermost function follows, since all ops of a trainer have one line
+    /// of the user: `file.py:12 in train > model.py:80 in Attention.forward`. For an op that autograd itself issues, the
+    /// text is the forward op's, followed by `, backward`.
     pub fn user_line(&mut self, location: LocationId, locations: &Locations) -> String {
-        let text = self.user_frame(location, locations).and_then(|frame| self.text(frame));
-        text.map_or_else(|| "unknown".into(), |text| text.to_string())
+        let forward = self.forward_of(location, locations);
+        let frames = self.frames(locations.frames(forward));
+        let users = frames.iter().position(|frame| frame.is_users());
+        let Some(line) = users.or(frames.len().checked_sub(1)) else {
+            return "unknown".into();
+        };
+        let mut text = frames[line].to_string();
+        if let Some(called) = frames[..line].iter().find(|frame| frame.is_of_library()) {
+            text += &format!(" > {}:{} in {}", called.file_name(), called.line, called.name);
+        }
+        if forward != location {
+            text += ", backward";
+        }
+        text
     }
 
     /// Returns the functions that lead to an op, outermost first, each with the line that calls the next function. For

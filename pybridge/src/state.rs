@@ -10,6 +10,9 @@
 //! **Validity of pointers.** A value's pointer is followed only after the object that holds the value was found to be
 //! the same and still to hold it. The check itself holds the objects at which the walk begins. No Python code runs
 //! meanwhile; values that are reached by Python code, such as the items of a set, are compared last.
+//! **Reuse of addresses.** An object may have the address of one that was freed. So the check holds the objects whose
+//! pointers stand for more than the type of the object: those that must be the same, and those that were found equal.
+//! The referent of a weak reference is compared with the reference, and the items of tuples are compared each time.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -76,9 +79,11 @@ struct Value {
 }
 
 /// The object that a value was in the latest comparison, null for no object.
-#[derive(Clone, Copy)]
+#[derive(Default)]
 struct Last {
     object: *mut PyObject,
+    /// The object, if it was found equal to the expected one.
+    held: Option<Py<PyAny>>,
     /// Number of the latest change, if the object is a dict.
     changes: u64,
     /// Pointers in the object, if it is a function.
@@ -91,9 +96,6 @@ unsafe impl Send for Last {}
 /// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults and
 /// closure, in CPython 3.11 to 3.14 (`_Py_COMMON_FIELDS` in `funcobject.h`).
 const FUNCTION_WORDS: usize = 8;
-
-/// Value of [`Last::changes`] for a tuple whose items were compared. Tuples do not change.
-const SEEN: u64 = 1;
 
 /// The values of a state, each after the values from which it is reached.
 #[pyclass(frozen, module = "torch_tandem._core")]
@@ -135,8 +137,7 @@ impl StateCheck {
             shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
             values.push(Value { access, expected, parent, children: Vec::new(), is_late, is_function });
         }
-        let none = Last { object: std::ptr::null_mut(), changes: 0, function: [0; FUNCTION_WORDS] };
-        let last = Mutex::new(vec![none; values.len()]);
+        let last = Mutex::new(values.iter().map(|_| Last::default()).collect());
         // CPython 3.13 has no `ma_version_tag`.
         let counts_changes = py.version_info() < (3, 13);
         Ok(StateCheck { values, shared, last, counts_changes })
@@ -299,13 +300,7 @@ impl StateCheck {
         if length.is_some_and(|n| size_of(object) != n) {
             return Err(i);
         }
-        // SAFETY: the object is alive.
-        let is_constant = unsafe { ffi::PyTuple_CheckExact(object) } != 0;
-        if !(is_constant && last[i].changes == SEEN) {
-            self.visit_each(py, i, object, |_| true, last)?;
-            last[i].changes = SEEN;
-        }
-        Ok(())
+        self.visit_each(py, i, object, |_| true, last)
     }
 
     fn visit_dict(
@@ -366,15 +361,20 @@ impl StateCheck {
 
     /// Stores the object that a value is now, if it is as expected. Otherwise returns the value's number as the error.
     fn note(&self, py: Python<'_>, i: usize, object: *mut PyObject, last: &mut [Last]) -> Result<(), usize> {
+        let expected = &self.values[i].expected;
         if object == last[i].object && !object.is_null() {
-            return Ok(());
+            return match expected {
+                Expected::Referent(reference, _) if !refers_to(reference.bind(py), object) => Err(i),
+                _ => Ok(()),
+            };
         }
         // SAFETY: the object is null, or alive because the object that holds it is.
         let found = unsafe { Bound::from_borrowed_ptr_or_opt(py, object) };
-        if !holds(py, found.as_ref(), &self.values[i].expected, |_| object) {
+        if !holds(py, found.as_ref(), expected, |_| object) {
             return Err(i);
         }
-        last[i] = Last { object, changes: 0, function: [0; FUNCTION_WORDS] };
+        let held = found.filter(|_| matches!(expected, Expected::Equal(_))).map(Bound::unbind);
+        last[i] = Last { object, held, changes: 0, function: [0; FUNCTION_WORDS] };
         Ok(())
     }
 
@@ -481,6 +481,17 @@ fn paired<'py>(dict: &Bound<'py, PyAny>, position: usize) -> Option<Bound<'py, P
 
 fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     reference.call0().ok().filter(|object| !object.is_none())
+}
+
+/// Whether a weak reference refers to an object.
+fn refers_to(reference: &Bound<'_, PyAny>, object: *mut PyObject) -> bool {
+    // SAFETY: the function is called for a weak reference, and its result is only compared.
+    unsafe {
+        if ffi::PyWeakref_CheckRef(reference.as_ptr()) == 0 {
+            return referent(reference).is_some_and(|found| found.as_ptr() == object);
+        }
+        ffi::PyWeakref_GetObject(reference.as_ptr()) == object
+    }
 }
 
 /// Whether an object, or its absence, is as expected. `other` returns the object of the value with a number.

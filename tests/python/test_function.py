@@ -18,6 +18,7 @@ import torch_tandem
 from functions import REFERENCE, batches, both, data, mlp, reason, replayed, same, trainer
 from torch import nn
 from torch.nn import functional as F
+from torch_tandem._functions import function as function_module
 
 # If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
@@ -481,6 +482,22 @@ def test_calls_that_raise_are_not_observed_for_ever():
             step(data(3, 4, seed=i).to("tandem"))
     assert 0 < sum(observed) < 30
     assert "raises ValueError" in step.reason()
+
+
+def test_observing_takes_a_share_of_the_time_at_most(monkeypatch):
+    monkeypatch.setattr(function_module, "OBSERVED", 0.0)
+    monkeypatch.setattr(function_module, "OBSERVED_SHARE", 0.0)
+    observed = []
+
+    @torch_tandem.function
+    def step(x):
+        observed.append(sys.getprofile() is not None)
+        return x * 2
+
+    for i in range(20):
+        step(data(3, 4, seed=i).to("tandem"))
+    assert sum(observed) == 1
+    assert "takes too long to compare" in step.reason()
 
 
 def test_code_of_other_calls_is_no_failed_audit():

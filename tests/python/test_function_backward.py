@@ -347,10 +347,11 @@ def test_the_graph_of_a_replayed_call_is_freed():
 # --- errors, and what is not replayed -----------------------------------------------------------
 
 
-def error_of(run):
+def error_of(run, whole=False):
     with pytest.raises(RuntimeError) as caught:
         run()
-    return str(caught.value).split(":")[0][:60]
+    text = str(caught.value)
+    return text if whole else text.split(":")[0][:60]
 
 
 def replaying(make):
@@ -423,6 +424,36 @@ def test_tensors_that_are_changed_before_the_backward_pass(changed):
             {"argument": x, "result": y, "parameter": weight}[changed].add_(1)
         texts.append(error_of(lambda y=y: y.sum().backward()))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("changed", ["argument", "parameter"])
+def test_tensors_whose_data_is_replaced_before_the_backward_pass(changed):
+    """Whether autograd would use the old elements or the new ones is not known."""
+    weight, _, wrapped = replaying(tanh_layer)
+    for i in range(20):
+        x = data(3, 4, seed=i).to("tandem").requires_grad_()
+        y = wrapped(x)
+        if i < 19:
+            y.sum().backward()
+            weight.grad = None
+    replaced = {"argument": x, "parameter": weight}[changed]
+    replaced.data = replaced.data * 2
+    assert "modified by an inplace operation" in error_of(lambda: y.sum().backward(), whole=True)
+
+
+def test_a_model_that_is_moved_between_the_passes():
+    def program(device, wrap):
+        model = mlp().to(device)
+        forward, results = wrap(model), []
+        for i in range(STEPS):
+            results.append(forward(data(5, 6, seed=i).to(device)))
+            if i > 15 and i % 4 == 0:
+                model.to("cpu").to(device)
+            if i % 2:
+                results.pop(0).sum().backward()
+        return [*results, *(p.grad for p in model.parameters())]
+
+    check(program, hits=5)
 
 
 def test_a_result_that_is_changed_in_place_and_not_needed():

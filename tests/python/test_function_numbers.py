@@ -6,6 +6,8 @@ import contextlib
 import copy
 import math
 import random
+import types
+import warnings
 
 import pytest
 import torch
@@ -131,6 +133,21 @@ def test_numbers_of_classes_are_put_where_python_finds_them():
         for function in functions[i % 2 :]:
             x = torch.full((2, 3), float(i), device="tandem")
             assert torch.equal(function(x), x * settings.scale)
+
+
+@torch.no_grad()
+def test_a_graph_that_is_older_than_the_variation_fails_no_audit():
+    """The number is found to vary in calls of another kind."""
+    settings = types.SimpleNamespace(scale=2.0)
+    function = torch_tandem.function(lambda x: x * settings.scale)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(120):
+            if i > 40:
+                settings.scale = 2.0 + (i // 20)
+            for rows in (2, 3) if i > 40 else (2,):
+                x = torch.full((rows, 3), float(i), device="tandem")
+                assert torch.equal(function(x), x * settings.scale)
 
 
 @torch.no_grad()

@@ -415,3 +415,37 @@ def test_an_array_that_numpy_writes(write):
     step = torch_tandem.function(count)
     for i in range(20):
         assert step(torch.ones(3, device="tandem"))[0].item() == i + 1
+
+
+MADE = {
+    "a float": (float, float),
+    "an integer": (lambda v: 1000 + int(v), lambda found: found - 1000),
+    "text": (lambda v: f"scale {v}", lambda found: float(found.split()[1])),
+    "a tuple": (lambda v: (1.0, float(v)), lambda found: found[1]),
+    "a tuple in a tuple": (lambda v: (1.0, (float(v), 2.0)), lambda found: found[1][0]),
+    "a list": (lambda v: [float(v)], lambda found: found[0]),
+    "a list of tuples": (lambda v: [(float(v), 1.0)], lambda found: found[0][0]),
+    "a dict": (lambda v: {"scale": float(v)}, lambda found: found["scale"]),
+    "an object": (lambda v: Point(float(v)), lambda found: found.value),
+    "an object with slots": (lambda v: Slots(float(v)), lambda found: found.value),
+    "a function's default": (lambda v: lambda scale=float(v): scale, lambda found: found()),
+    "a closure": (lambda v: given(float(v), float), lambda found: found(1.0)),
+    "a tensor": (lambda v: torch.full((), float(v), device="tandem"), lambda found: found),
+    "a partial": (lambda v: functools.partial(float, float(v)), lambda found: found()),
+    "a method": (lambda v: Point(float(v)).method, lambda found: found.__self__.value),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_values_at_the_addresses_of_freed_ones(kind):
+    """A new value may have the address of one that was freed, which was compared before."""
+    make, read = MADE[kind]
+    holder = types.SimpleNamespace(value=make(1))
+    step = torch_tandem.function(lambda x: x * read(holder.value))
+    x = torch.ones(3, device="tandem")
+    random = np.random.default_rng(0)
+    for i in range(40):
+        for _ in range(random.integers(1, 4)):
+            holder.value = make(int(random.integers(1, 9)))
+        for _ in range(random.integers(1, 9) if i else 12):
+            assert torch.equal(step(x), x * read(holder.value)), step.explain()

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -35,8 +36,11 @@ using torch::autograd::variable_list;
 
 // Hands a gradient on. Passes that do not begin at the call's node reach the graph of the call through these nodes.
 struct Gate final : Node {
-  Gate(uint64_t sequence, Edge target, const at::Tensor& of) : Node(sequence, {std::move(target)}) {
-    add_input_metadata(of);
+  Gate(uint64_t sequence, const Edge& target, const at::Tensor& of) : Node(sequence, {target}) {
+    // The target may accept gradients of another device.
+    const auto& accepted = target.function->input_metadata(target.input_nr);
+    add_input_metadata(accepted.options(), of.sym_sizes(), accepted.is_tensor_subclass(), accepted.is_nested_tensor(),
+                       accepted.grad_dtype());
   }
   variable_list apply(variable_list&& grads) override { return std::move(grads); }
 };
@@ -257,19 +261,22 @@ class ReplayedBackward final : public CallBackward {
       const auto& t = (target.is_argument ? left_.arguments : left_.watched)[target.index];
       add_next_edge(torch::autograd::impl::gradient_edge(t));
     }
-    for (const auto& t : left_.arguments) argument_versions_.push_back(t.defined() ? version_of(t) : 0);
-    for (const auto& t : left_.watched) watched_versions_.push_back(version_of(t));
+    for (const auto& t : left_.arguments) arguments_.push_back({identity(t), t.defined() ? version_of(t) : 0});
+    for (const auto& t : left_.watched) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), version_of(t)});
     const std::lock_guard<std::mutex> lock(passes_mutex);
     passes_ = passes_of(left_.id);
     for (size_t i = 0; i < left_.made.size(); i++)
       if (!passes_->saved.count(i)) left_.made[i].reset();
+    for (const auto& [pass, captured] : passes_->templates)
+      if (const auto recorded = find_recorded(pass))
+        for (const auto& [given, _] : captured) captured_.push_back(recorded->given[given].storage.lock());
     // Only the recording refers to the watched tensors, weakly.
     left_.watched.clear();
   }
 
   // Adds a result. `storage` is the number of its storage among the storages that the call has made.
   void add_result(const NodePointer& self, const at::Tensor& t, size_t storage) {
-    results_.push_back({storage, t.unsafeGetTensorImpl()->version_counter(), version_of(t)});
+    results_.push_back({storage, {t.unsafeGetTensorImpl()->version_counter(), version_of(t)}});
     torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
   }
 
@@ -287,15 +294,22 @@ class ReplayedBackward final : public CallBackward {
 
   void release_variables() override {
     CallBackward::release_variables();
-    if (is_freed()) left_.made.clear();
+    if (is_freed()) left_.made.clear(), captured_.clear();
     if (is_freed() && !may_run_again()) left_.arguments.clear();
   }
 
  private:
+  // The version of a tensor when the call ended.
   struct Version {
-    size_t storage;
+    bool is_current() const { return !counter.enabled() || counter.current_version() == version; }
     c10::VariableVersion counter;
     uint32_t version;
+  };
+
+  // A result, and the number of its storage among the storages that the call has made.
+  struct OfResult {
+    size_t storage;
+    Version version;
   };
 
   // Whether the recorded pass uses more than the gradients that it is given. Only then do nodes of autograd save what
@@ -334,15 +348,32 @@ class ReplayedBackward final : public CallBackward {
 
   std::optional<variable_list> replay(int64_t pass, const Captured& captured, const variable_list& grads);
   variable_list recompute(const variable_list& grads);
-  bool is_changed(size_t watched) const {
-    const auto impl = left_.call->watched[watched].tensor.lock();
-    return !impl || version_of(at::Tensor(impl)) != watched_versions_[watched];
+  // Whether a tensor has the elements that it had when the call ended. If its storage was replaced (`.data`), the nodes of
+  // autograd would use the new elements if they have saved the tensor, and the old ones if they have saved a view of it.
+  bool is_as_before(size_t argument) const {
+    const auto& t = left_.arguments[argument];
+    return !t.defined() || (identity(t) == arguments_[argument].first && version_of(t) == arguments_[argument].second);
+  }
+  bool is_as_before(size_t watched, const Given& given) const {
+    if (!watched_[watched].is_current()) return false;
+    const auto& known = left_.call->watched[watched];
+    auto impl = known.tensor.lock();
+    if (!impl) return true;
+    const at::Tensor now(std::move(impl));
+    auto storage = given.storage.lock();
+    if (known.is_same(now) || !storage) return true;
+    return known.window.is_of(now) &&
+           at::equal(window(c10::Storage(std::move(storage)), known.window.record(known.offset)), now.detach());
   }
 
   Left left_;
   std::shared_ptr<Passes> passes_;
-  std::vector<uint32_t> argument_versions_, watched_versions_;
-  std::vector<Version> results_;
+  // The storages of the call's arguments, and their versions when the call ended.
+  std::vector<std::pair<void*, uint32_t>> arguments_;
+  std::vector<Version> watched_;
+  std::vector<OfResult> results_;
+  // Storages of watched tensors that the passes use.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> captured_;
 };
 
 std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captured& captured,
@@ -369,28 +400,27 @@ std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captur
       bool is_modified = false;
       if (given.kind == Given::kArgument && given.index >= grads.size()) {
         const auto i = given.index - grads.size();
-        is_modified = version_of(left_.arguments[i]) != argument_versions_[i];
+        is_modified = !is_as_before(i);
       } else if (given.kind == Given::kSaved) {
-        is_modified = std::any_of(results_.begin(), results_.end(), [&](const Version& result) {
-          return result.storage == given.index && result.counter.current_version() != result.version;
+        is_modified = std::any_of(results_.begin(), results_.end(), [&](const OfResult& result) {
+          return result.storage == given.index && !result.version.is_current();
         });
       }
       if (is_modified) throw std::runtime_error(kModified);
     }
-    for (const auto& [_, watched] : captured)
-      if (is_changed(watched)) throw std::runtime_error(kModified);
+    for (const auto& [given, watched] : captured)
+      if (!is_as_before(watched, recorded->given[given])) throw std::runtime_error(kModified);
   });
 }
 
 // Runs Python again, for a pass that has not been recorded.
 variable_list ReplayedBackward::recompute(const variable_list& grads) {
   for (size_t i = 0; i < left_.arguments.size(); i++)
-    if (left_.arguments[i].defined() && version_of(left_.arguments[i]) != argument_versions_[i])
-      throw std::runtime_error(kModified);
+    if (!is_as_before(i)) throw std::runtime_error(kModified);
   const auto& watched = left_.call->watched;
   for (size_t i = 0; i < watched.size(); i++) {
     const auto impl = watched[i].tensor.lock();
-    if (is_changed(i) || !watched[i].is_same(at::Tensor(impl))) throw std::runtime_error(kModified);
+    if (!watched_[i].is_current() || !watched[i].is_same(at::Tensor(impl))) throw std::runtime_error(kModified);
   }
   const auto &before = left_.call->modes, now = Modes::now();
   TORCH_CHECK(before.deterministic == now.deterministic && before.warn_only == now.warn_only &&

@@ -609,6 +609,7 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
     };
     const auto argument = std::find_if(arguments_.begin(), arguments_.end(), is_target);
     const auto seen = leaf ? seen_.find(leaf->variable.unsafeGetTensorImpl()) : seen_.end();
+    if (argument != arguments_.end() && !is_tandem(*argument)) refuse("an argument on the host requires grad");
     if (argument != arguments_.end())
       call_.targets.push_back({true, static_cast<size_t>(argument - arguments_.begin())});
     else if (seen != seen_.end())

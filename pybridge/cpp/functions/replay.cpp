@@ -52,7 +52,11 @@ class Replay {
   // Replays a backward pass. `saved` are the storages that the pass's call has made.
   Replay(std::shared_ptr<const Recorded> call, int64_t id, std::vector<at::Tensor> arguments,
          std::vector<c10::intrusive_ptr<c10::StorageImpl>> saved)
-      : call_(std::move(call)), id_(id), arguments_(std::move(arguments)), saved_(std::move(saved)) {}
+      : call_(std::move(call)),
+        id_(id),
+        arguments_(std::move(arguments)),
+        saved_(std::move(saved)),
+        is_backward_(true) {}
 
   // Returns the reason why the call may not be replayed now, or null. Finds the storages for the template.
   const char* refusal();
@@ -72,6 +76,7 @@ class Replay {
   size_t stage() const { return stage_; }
 
  private:
+  bool uses_tensor(size_t i) const;
   const char* find_watched();
   const char* find_given();
   const char* find_fed();
@@ -88,6 +93,7 @@ class Replay {
   std::vector<at::Tensor> arguments_;
   std::vector<at::Tensor> watched_;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> saved_, captured_;
+  bool is_backward_ = false;
   std::vector<TtGiven> given_;
   std::vector<TtFed> fed_;
   size_t stage_ = 0;
@@ -119,7 +125,12 @@ const char* Replay::refusal() {
 // Whether a storage that replaces a recorded one has a second owner.
 bool Replay::shares_memory() {
   const auto is_owned = [&](void* context) {
-    return std::binary_search(call_->owned.begin(), call_->owned.end(), context);
+    // Watched tensors of a backward pass may have other storages by now.
+    const auto captures = [&](const Given& given) {
+      return given.kind == Given::kCaptured && given.context == context;
+    };
+    return is_backward_ ? std::any_of(call_->given.begin(), call_->given.end(), captures)
+                        : std::binary_search(call_->owned.begin(), call_->owned.end(), context);
   };
   std::vector<void*> gradients;
   for (size_t i = 0; i < call_->given.size(); i++)
@@ -130,7 +141,8 @@ bool Replay::shares_memory() {
   // If a gradient that the call does not use were on a captured storage, the recorder would take the storage for the
   // gradient's.
   for (const auto& t : watched_)
-    if (call_->reads_gradients && t.is_leaf() && t.grad().defined() && is_owned(identity(t.grad()))) return true;
+    if (call_->reads_gradients && t.defined() && t.is_leaf() && t.grad().defined() && is_owned(identity(t.grad())))
+      return true;
   const auto is_saved = [&](void* context) {
     return std::any_of(saved_.begin(), saved_.end(), [&](const auto& storage) {
       return storage && storage->mutable_data_ptr().get_context() == context;
@@ -143,10 +155,26 @@ bool Replay::shares_memory() {
   });
 }
 
+// Whether more than the storage of a watched tensor is used.
+bool Replay::uses_tensor(size_t i) const {
+  const auto is_given = [&](const Given& given) { return given.kind == Given::kGradient && given.index == i; };
+  const auto is_result = [&](const Result& result) { return result.kind == Result::kWatched && result.index == i; };
+  const auto is_written = [&](const WrittenGradient& written) { return !written.is_argument && written.leaf == i; };
+  return call_->watched_writes[i] > 0 || std::any_of(call_->given.begin(), call_->given.end(), is_given) ||
+         std::any_of(call_->results.begin(), call_->results.end(), is_result) ||
+         std::any_of(call_->written_gradients.begin(), call_->written_gradients.end(), is_written);
+}
+
 const char* Replay::find_watched() {
   watched_.reserve(call_->watched.size());
-  for (const auto& known : call_->watched) {
+  for (size_t i = 0; i < call_->watched.size(); i++) {
+    const auto& known = call_->watched[i];
     auto impl = known.tensor.lock();
+    // A backward pass uses the storages that the tensors had when the call ended. The call's node holds them.
+    if (is_backward_ && !(impl && known.is_same(at::Tensor(impl))) && !uses_tensor(i)) {
+      watched_.emplace_back();
+      continue;
+    }
     if (!impl) return "a tensor that it uses no longer exists";
     const auto& t = watched_.emplace_back(std::move(impl));
     if (!known.is_same(t)) return "a tensor that it uses has another storage, shape or other hooks";
@@ -365,7 +393,8 @@ at::Tensor Replay::tensor(const Result& result) {
 std::vector<at::Tensor> Replay::take_results() {
   for (size_t i = 0; i < arguments_.size(); i++)
     if (arguments_[i].defined()) bump(arguments_[i], call_->argument_writes[i]);
-  for (size_t i = 0; i < watched_.size(); i++) bump(watched_[i], call_->watched_writes[i]);
+  for (size_t i = 0; i < watched_.size(); i++)
+    if (watched_[i].defined()) bump(watched_[i], call_->watched_writes[i]);
   for (const auto& written : call_->written_gradients)
     bump((written.is_argument ? arguments_ : watched_)[written.leaf].grad(), written.writes);
   std::vector<at::Tensor> results;

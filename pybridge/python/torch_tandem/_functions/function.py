@@ -51,6 +51,9 @@ QUIET = 3
 MAX_KEYS = 512
 # Number of calls in Python that are timed before the first audit.
 TIMED = 3
+# Calls are observed only while that takes less time than these seconds and this share of the time since the
+# first call: the state of a call that may reach all objects of large libraries takes seconds to list.
+OBSERVED, OBSERVED_SHARE = 5.0, 0.1
 # Number of consecutive calls of new kinds after which new kinds are not recorded, and the number of calls in
 # the first such rest.
 NEW_KINDS, FIRST_REST_OF_KINDS = 8, 512
@@ -149,6 +152,9 @@ class Function:
         # calls.
         self._fastest = math.inf
         self._timed = 0
+        # The time of calls while they were observed, in seconds, and the time of the first of them.
+        self._observed = 0.0
+        self._began = 0.0
         # Recordings to drop when the function is freed. At the interpreter's end they are left alone.
         self._kept: set[int] = set()
         weakref.finalize(self, _drop_all, self._kept).atexit = False
@@ -316,7 +322,7 @@ class Function:
         if attempts.rest > 0 and (attempts.errors or not due):
             attempts.rest -= 1
             return self._plainly(args, kwargs, may_record)
-        if self._refuses(arguments, attempts) or not may_record:
+        if self._refuses(arguments, attempts) or not may_record or self._is_observed_enough(attempts):
             return self._plainly(args, kwargs, may_record)
         # The time that a replay saves is measured in calls that are not observed: one before the first graph,
         # and two more after it.
@@ -326,10 +332,13 @@ class Function:
         # While one thread records, calls of other threads run in Python instead of waiting.
         if not self._lock.acquire(blocking=False):
             return self._plainly(args, kwargs, False)
+        begin = time.perf_counter()
         try:
             return self._record(args, kwargs, arguments, attempts, due)
         finally:
             self._lock.release()
+            self._began = self._began or begin
+            self._observed += time.perf_counter() - begin
 
     def _record(
         self, args: tuple, kwargs: dict, arguments: Arguments, attempts: Attempts, due: list[Graph]
@@ -410,11 +419,25 @@ class Function:
         # A call that reads another value than a graph did takes another branch, and cannot confirm or refute
         # the graph.
         due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
+        # Numbers that have turned out to vary since a graph was made are followed now, so the call cannot be
+        # compared with the graph.
+        for graph in [graph for graph in due if bool(graph.recorded.followed) != bool(followed)]:
+            due.remove(graph)
+            self._remove(graph)
         if due:
             self._audit_with(due[0], recorded, refusal)
         else:
             self._learn(arguments, attempts, recorded, refusal)
         return result
+
+    def _is_observed_enough(self, attempts: Attempts) -> bool:
+        """Whether observing another call now would take too large a share of the program's time."""
+        since_first = time.perf_counter() - self._began if self._began else 0.0
+        if self._observed <= OBSERVED + OBSERVED_SHARE * since_first:
+            return False
+        values = len(self._latest.values)
+        attempts.reason = f"it takes too long to compare the {values:,} values that it may depend on"
+        return True
 
     def _follow(self, state: State, arguments: Arguments) -> Followed | None:
         """Return the numbers of a call that vary, prepared for being followed, or None."""
