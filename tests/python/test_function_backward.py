@@ -441,13 +441,30 @@ def test_tensors_whose_data_is_replaced_before_the_backward_pass(changed):
     assert "modified by an inplace operation" in error_of(lambda: y.sum().backward(), whole=True)
 
 
+def test_a_dense_gradient_after_expanded_ones():
+    """The gradient of a sum is expanded. The call draws numbers, so Python cannot make it again."""
+
+    def program(device, wrap):
+        torch.manual_seed(0)
+        model = mlp(dropout=0.3).to(device)
+        forward, values = wrap(model), []
+        for i in range(STEPS):
+            result = forward(data(5, 6, seed=i).to(device))
+            (result.sum() if i < STEPS - 4 else (result * result).sum()).backward()
+            values += [result, *(p.grad.clone() for p in model.parameters())]
+            model.zero_grad()
+        return values
+
+    check(program)
+
+
 def test_a_model_that_is_moved_between_the_passes():
     def program(device, wrap):
         model = mlp().to(device)
         forward, results = wrap(model), []
-        for i in range(STEPS):
+        for i in range(2 * STEPS):
             results.append(forward(data(5, 6, seed=i).to(device)))
-            if i > 15 and i % 4 == 0:
+            if i > STEPS and i % 4 == 0:
                 model.to("cpu").to(device)
             if i % 2:
                 results.pop(0).sum().backward()

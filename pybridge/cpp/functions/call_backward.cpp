@@ -199,6 +199,19 @@ class CallBackward : public Node {
   std::vector<Cut::Roots> joint_;
 };
 
+// Makes expanded gradients dense. Returns whether there was one.
+bool make_dense(variable_list& grads) {
+  bool any = false;
+  for (auto& grad : grads) {
+    if (!grad.defined() || grad.layout() != c10::kStrided || grad.numel() <= 1) continue;
+    const auto strides = grad.strides();
+    if (std::find(strides.begin(), strides.end(), 0) == strides.end()) continue;
+    grad = grad.contiguous();
+    any = true;
+  }
+  return any;
+}
+
 class RecordedBackward final : public CallBackward {
  public:
   RecordedBackward(int64_t call, Cut&& graph, Surroundings&& around)
@@ -218,6 +231,24 @@ class RecordedBackward final : public CallBackward {
       note_pass(call_, -1);
       return tandem::run(graph_, grads);
     }
+    auto found = record(grads);
+    // A later pass may bring the gradient as a dense tensor where this one is expanded, as the gradient of a sum is.
+    if (auto dense = grads; make_dense(dense)) record(dense);
+    return found;
+  }
+
+  void release_variables() override {
+    CallBackward::release_variables();
+    // If a pass has created a graph, that graph leads to the nodes, which the engine may still have to run.
+    for (size_t i = 0; i < graph_.nodes.size() && !creates_graph_; i++)
+      if (graph_.reached_from[i] & latest_) graph_.nodes[i]->release_variables();
+    if (creates_graph_ && is_freed()) graph_ = Cut();
+    if (is_freed()) around_ = Surroundings();
+  }
+
+ private:
+  // Runs the graph, and records the pass if that is possible now.
+  variable_list record(const variable_list& grads) {
     auto arguments = grads;
     arguments.insert(arguments.end(), around_.arguments.begin(), around_.arguments.end());
     std::vector<at::Tensor> reached;
@@ -234,16 +265,6 @@ class RecordedBackward final : public CallBackward {
     }
   }
 
-  void release_variables() override {
-    CallBackward::release_variables();
-    // If a pass has created a graph, that graph leads to the nodes, which the engine may still have to run.
-    for (size_t i = 0; i < graph_.nodes.size() && !creates_graph_; i++)
-      if (graph_.reached_from[i] & latest_) graph_.nodes[i]->release_variables();
-    if (creates_graph_ && is_freed()) graph_ = Cut();
-    if (is_freed()) around_ = Surroundings();
-  }
-
- private:
   int64_t call_;
   Cut graph_;
   Surroundings around_;

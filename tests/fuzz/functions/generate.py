@@ -44,9 +44,9 @@ class Carrier:
     payload: p.Payload
     literal: str
 
-    def make(self, literal: str, level: int = 0) -> str:
+    def make(self, literal: str, level: int = 0, is_new: bool = False) -> str:
         integer = literal if literal == "1" else str(_integer(literal))
-        text = self.payload.make.format(c=literal, k=integer)
+        text = self.payload.make.format(c=f"new({literal})" if is_new else literal, k=integer)
         for j in range(len(self.layers) - 1, level - 1, -1):
             text = self.layers[j].make.format(v=text, n=f"{self.number}_{j}")
         return text
@@ -68,12 +68,12 @@ class Carrier:
         found += [(j, text) for j, layer in enumerate(self.layers) for text in layer.sets]
         return found + [(len(self.layers), text) for text in self.payload.sets]
 
-    def change(self, level: int, text: str, literal: str) -> str:
+    def change(self, level: int, text: str, literal: str, is_new: bool = False) -> str:
         integer = str(_integer(literal))
         number = f"{self.number}_{level}" if level >= 0 else str(self.number)
-        inner = self.make(literal, level + 1) if level < len(self.layers) else ""
+        inner = self.make(literal, level + 1, is_new) if level < len(self.layers) else ""
         outer = self.object(level) if level >= 0 else ""
-        return text.format(e=outer, v=inner, n=number, c=literal, k=integer)
+        return text.format(e=outer, v=inner, n=number, c=f"new({literal})" if is_new else literal, k=integer)
 
     def setup(self) -> list[str]:
         layers = [layer.setup.format(n=f"{self.number}_{j}") for j, layer in enumerate(self.layers)]
@@ -201,10 +201,13 @@ class Change:
     template: str
     literal: str
     scene: int = -1
+    # Whether the literal's value is a new object, which may have the address of one that was freed. The
+    # constants of a code object live as long as the code.
+    is_new: bool = False
 
     def render(self) -> str:
         if self.carrier:
-            return self.carrier.change(self.level, self.template, self.literal)
+            return self.carrier.change(self.level, self.template, self.literal, self.is_new)
         return self.template.format(n=self.scene)
 
 
@@ -610,7 +613,14 @@ def _program(rng: random.Random, choice: Choice) -> Program:
             carrier = unchanged.pop() if unchanged else rng.choice(carriers)
             level, text = rng.choice(carrier.sets())
             literal = carrier.literal if rng.random() < 0.15 else _literal(rng, carrier)
-            program.changes.append(Change(at, carrier, level, text, literal))
+            is_new = rng.random() < 0.3
+            program.changes.append(Change(at, carrier, level, text, literal, is_new=is_new))
+            # A series of changes, with several calls after each.
+            for _ in range(rng.choice([0, 0, 0, 0, 2, 4]) if is_new else 0):
+                at += rng.randrange(1, 9)
+                if at >= calls - 1:
+                    break
+                program.changes.append(Change(at, carrier, level, text, _literal(rng, carrier), is_new=True))
         elif changing:
             n, scene = rng.choice(changing)
             program.changes.append(Change(at, None, 0, rng.choice(scene.changes), "", n))

@@ -185,6 +185,11 @@ def data(seed: int, *shape: int) -> torch.Tensor:
     return (numbers * 8).round().div(8).float().to(device)
 
 
+def new(value: float) -> float:
+    """A new object with a float's value. Other values are returned as they are."""
+    return float(repr(value)) if type(value) is float else value
+
+
 def full(value: float) -> torch.Tensor:
     return torch.full((3,), float(value), device=device, dtype=torch.float32)
 

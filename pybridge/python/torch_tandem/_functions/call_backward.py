@@ -15,7 +15,7 @@ from torch_tandem._functions.observe import World
 EQUAL = 3
 # Number of kinds of passes that the next pass is compared with. Number of latest passes all of whose kinds
 # must have passed `EQUAL` comparisons.
-REMEMBERED, LATEST = 4, 16
+REMEMBERED, LATEST = 16, 32
 # Maximum number of recorded calls whose backward passes have not run.
 WAITING = 16
 
