@@ -21,7 +21,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PyString};
+use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PyString, PyTuple};
 
 /// How a value is reached from its parent, the value that holds it.
 enum Access {
@@ -151,6 +151,23 @@ impl StateCheck {
             Ok(()) => -1,
             Err(number) => number as isize,
         }
+    }
+
+    /// Returns the containers of the latest comparison, by the numbers of their values. Values that are no containers
+    /// have no entry.
+    fn containers<'py>(&self, py: Python<'py>) -> Vec<(usize, Bound<'py, PyAny>)> {
+        let Ok(last) = self.last.try_lock() else { return Vec::new() };
+        let is_container = |value: &Value| {
+            !value.is_late && matches!(value.expected, Expected::Type(_) | Expected::Sized(..))
+        };
+        // SAFETY: the caller has just made a comparison that found no difference, so the objects are alive.
+        let found = |i: usize| unsafe { Bound::from_borrowed_ptr_or_opt(py, last[i].object) };
+        let numbers = (0..self.values.len()).filter(|i| is_container(&self.values[*i]));
+        // A tuple cannot change, so it does not matter which of two equal ones is there.
+        numbers
+            .filter_map(|i| Some((i, found(i)?)))
+            .filter(|(_, object)| !object.is_exact_instance_of::<PyTuple>())
+            .collect()
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

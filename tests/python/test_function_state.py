@@ -449,3 +449,34 @@ def test_values_at_the_addresses_of_freed_ones(kind):
             holder.value = make(int(random.integers(1, 9)))
         for _ in range(random.integers(1, 9) if i else 12):
             assert torch.equal(step(x), x * read(holder.value)), step.explain()
+
+
+def set_defaults(x):
+    given_default.__defaults__ = ([1.0],)
+    return x * 2
+
+
+def given_default(value=()):
+    return value
+
+
+REPLACING = {
+    "a list": lambda holder: lambda x: (setattr(holder, "value", [1.0]), x * 2)[1],
+    "a list in a tuple": lambda holder: lambda x: (setattr(holder, "value", (1, [2])), x * 2)[1],
+    "a dict": lambda holder: lambda x: (setattr(holder, "value", {"a": 1.0}), x * 2)[1],
+    "an object": lambda holder: lambda x: (setattr(holder, "value", Point()), x * 2)[1],
+    "defaults": lambda holder: set_defaults,
+}
+
+
+@pytest.mark.parametrize("what", REPLACING)
+def test_objects_that_a_call_replaces_by_equal_ones(what):
+    """The program may hold the former object, and change it."""
+    holder = types.SimpleNamespace(value=None)
+    step = torch_tandem.function(REPLACING[what](holder))
+    kept = []
+    for _ in range(20):
+        step(torch.ones(3, device="tandem"))
+        kept.append(given_default.__defaults__ if what == "defaults" else holder.value)
+    assert len({id(value) for value in kept}) == 20
+    assert "changes" in step.reason()

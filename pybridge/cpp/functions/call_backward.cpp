@@ -303,7 +303,8 @@ class ReplayedBackward final : public CallBackward {
 
   variable_list apply(variable_list&& grads) override {
     latest_ = roots_of(grads);
-    if (needs_freed() && uses_saved(latest_)) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
+    if (needs_freed() && (!passes_ || uses_saved(latest_)))
+      throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
     note_refusal("it runs the backward pass of a replayed call of another function");
     if (!c10::GradMode::is_enabled()) {
       for (size_t i = 0; i < passes_->templates.size(); i++)
@@ -315,8 +316,11 @@ class ReplayedBackward final : public CallBackward {
 
   void release_variables() override {
     CallBackward::release_variables();
-    if (is_freed()) left_.made.clear(), captured_.clear();
-    if (is_freed() && !may_run_again()) left_.arguments.clear();
+    if (!is_freed() || !passes_) return;
+    left_.made.clear(), captured_.clear();
+    if (may_run_again()) return;
+    // The recordings refer to tensors, weakly. PyTorch swaps no tensors that have such references.
+    left_ = Left(), passes_.reset();
   }
 
  private:
@@ -339,7 +343,7 @@ class ReplayedBackward final : public CallBackward {
     const auto is_saved = [&](const Given& given) {
       return given.kind != Given::kArgument || given.index >= num_inputs();
     };
-    const auto is_saved_host = [](const Fed& fed) { return !fed.is_number; };
+    const auto is_saved_host = [](const Fed& fed) { return !fed.is_number || fed.is_kept; };
     return std::any_of(pass.given.begin(), pass.given.end(), is_saved) ||
            std::any_of(pass.fed.begin(), pass.fed.end(), is_saved_host);
   }

@@ -133,6 +133,8 @@ struct Fed {
   bool is_own;
   // Whether the tensor stands for a Python number. A graph may keep such a tensor.
   bool is_number;
+  // Whether the tensor still exists when the recording ends.
+  bool is_kept = false;
 };
 
 // A tensor that a call returns, or a gradient that it sets.

@@ -477,6 +477,7 @@ void Recorder::find_fed(int64_t id, size_t hosts) {
   for (auto& fed : call_.fed) {
     const auto storage = fed.storage.lock();
     const auto argument = storage ? argument_on(storage.get()) : arguments_.size();
+    fed.is_kept = storage;
     if (fed.is_number) continue;
     if (!storage) {
       if (!fed.is_own)

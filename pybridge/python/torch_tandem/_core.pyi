@@ -154,3 +154,6 @@ class StateCheck:
     def __init__(self, values: Sequence[tuple]) -> None: ...
     def __call__(self, arguments: list) -> int:
         """Return the number of the first value that differs, or -1."""
+
+    def containers(self) -> list[tuple[int, Any]]:
+        """Return the containers of a comparison that has just found no difference, with their numbers."""

@@ -76,7 +76,8 @@ class Run:
             self.has_gradients &= "modified by an inplace operation" not in str(error)
 
     def see(self, *values: Any) -> None:
-        gradients = {id(grad) for grad in _gradients(self.namespace, 3)}
+        names = self.namespace | sys._getframe(1).f_locals
+        gradients = {id(grad) for grad in _gradients(names, 3)}
         show = Shown(self.has_versions, self.has_gradients, gradients)
         self.seen.append((self.step, [show.of(value, 4) for value in values]))
 

@@ -357,6 +357,7 @@ class Function:
             attempts.reason = state.refusal
             return self._plainly(args, kwargs, True)
         self._open = state
+        containers = state.containers(arguments.objects)
         draws = _random_states()
         is_open = True
         try:
@@ -385,7 +386,7 @@ class Function:
             release_numbers(after, arguments.objects)
             if not self._is_proven:
                 self._world.find_functions(after.explained)
-            written = state.differences(after)
+            written = state.differences(after) or state.replaced(containers, arguments.objects)
             changes = self._changes_arguments(args, kwargs, arguments)
             unknown = None if self._is_proven else self._unknown(state, after, written, changes)
             # If the call changes the state, the program may keep a tensor of the call, which belongs to the

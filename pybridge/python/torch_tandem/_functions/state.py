@@ -65,7 +65,7 @@ class State:
     explained: set[int] = field(default_factory=set)
     # The classes whose members are listed, by the ids of the dicts of their members.
     classes: dict[int, type] = field(default_factory=dict)
-    _holds: Callable[[list], int] | None = None
+    _holds: _core.StateCheck | None = None
     # The numbers of values at which a followed call has left a `Number`. They are listed as plain floats.
     kept_numbers: list[int] = field(default_factory=list)
     # The numbers of the values that are floats, by their paths.
@@ -78,6 +78,20 @@ class State:
         if self._holds is None:
             self._holds = self.check(set())
         return self._holds(objects) < 0
+
+    def containers(self, objects: list) -> list[tuple[int, Any]]:
+        """The lists, dicts and other containers that are now in the state, with the numbers of their values.
+
+        Equal containers may take their place later, so these are not the ones that were listed.
+        """
+        return self._holds.containers() if self.holds(objects) else []  # type: ignore[union-attr]
+
+    def replaced(self, before: list[tuple[int, Any]], objects: list) -> dict[Path, str]:
+        """The containers that others have replaced, with their labels. `before` is the result of `containers`
+        before that.
+        """
+        now = dict(self.containers(objects))
+        return {self.path(i): self.label(i) for i, container in before if now and now.get(i) is not container}
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors in the state."""
@@ -151,7 +165,7 @@ class State:
                 found.setdefault(self.path(i), self.label(i))
         return found
 
-    def check(self, without: set[Path]) -> Callable[[list], int]:
+    def check(self, without: set[Path]) -> _core.StateCheck:
         """Return a function of the call's objects that returns the number of the first unequal value, or -1.
 
         The values at the paths `without`, and the values that these lead to, are not compared.

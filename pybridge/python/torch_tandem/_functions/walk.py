@@ -415,12 +415,17 @@ class _Walk:
         # A library's function has an empty `__dict__`, unless somebody has set attributes of the function.
         if value.__dict__ or not is_librarys(code):
             self.attributes(at, _core.attributes_of(value))
-        if not self.world.has(code):
+        has_run = self.world.has(code)
+        # Code that ran may also read or set these of a function that did not run.
+        if has_run or "__code__" in self.names:
+            self.attribute(at, "__code__", code, "")
+        if has_run or "__defaults__" in self.names:
+            self.attribute(at, "__defaults__", value.__defaults__)
+        if has_run or "__kwdefaults__" in self.names:
+            self.attribute(at, "__kwdefaults__", value.__kwdefaults__)
+        if not has_run:
             return
         self.state.explained.add(id(code))
-        self.attribute(at, "__code__", code, "")
-        self.attribute(at, "__defaults__", value.__defaults__)
-        self.attribute(at, "__kwdefaults__", value.__kwdefaults__)
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             self.cell(name, cell)
         self.globals_of(code, value.__globals__)
