@@ -171,7 +171,9 @@ impl StateCheck {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.values.iter().flat_map(Value::objects).try_for_each(|object| visit.call(object))
+        self.values.iter().flat_map(Value::objects).try_for_each(|object| visit.call(object))?;
+        let Ok(last) = self.last.try_lock() else { return Ok(()) };
+        last.iter().filter_map(|value| value.held.as_ref()).try_for_each(|object| visit.call(object))
     }
 }
 
