@@ -921,3 +921,29 @@ def test_an_input_signature():
         step(data(3).to("tandem"))
     with pytest.raises(TypeError, match="float64"):
         step(data(2, 3).double().to("tandem"))
+
+
+def test_kinds_of_arguments_that_differ_in_type():
+    """The warning about calls that are each of another kind compares shapes, types and values."""
+    step = torch_tandem.function(lambda x, value=1.0: x * 2)
+    given = [
+        data(3),
+        nn.Parameter(data(3)),
+        data(3).as_subclass(Labelled),
+        [data(3)],
+        (data(3),),
+        1,
+        None,
+        "a",
+        2.5,
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for value in (*given, *given[::-1]):
+            step(data(3).to("tandem"), value)
+            for n in range(12):
+                step(data(n + 1).to("tandem"), value)
+
+
+class Labelled(torch.Tensor):
+    pass

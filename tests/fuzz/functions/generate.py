@@ -613,7 +613,7 @@ def _program(rng: random.Random, choice: Choice) -> Program:
             carrier = unchanged.pop() if unchanged else rng.choice(carriers)
             level, text = rng.choice(carrier.sets())
             literal = carrier.literal if rng.random() < 0.15 else _literal(rng, carrier)
-            is_new = rng.random() < 0.3
+            is_new = rng.random() < 0.3 and "'{c}" not in carrier.payload.make + text
             program.changes.append(Change(at, carrier, level, text, literal, is_new=is_new))
             # A series of changes, with several calls after each.
             for _ in range(rng.choice([0, 0, 0, 0, 2, 4]) if is_new else 0):

@@ -90,10 +90,15 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
 def varying(one: Hashable, two: Hashable) -> str:
     """Say which part of two keys differs."""
     for before, now in zip(one, two, strict=False):
-        if isinstance(before, torch.Size) and before != now:
+        if before == now:
+            continue
+        if isinstance(before, torch.Size) and isinstance(now, torch.Size):
             return f"An argument of shape {list(now)} had the shape {list(before)} in another call"
-        if before != now:
-            return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
+        if _Varies in (before, now):
+            return "A number among the arguments differs from call to call; pass it as a tensor"
+        if isinstance(before, torch.Size | type) or isinstance(now, torch.Size | type):
+            return "An argument had another type in another call"
+        return f"The value {now!r} of an argument was {before!r} in another call; pass it as a tensor"
     return "The structure of its arguments varies, the state that it depends on, or the values that it reads"
 
 
