@@ -152,7 +152,8 @@ class Function:
         # calls.
         self._fastest = math.inf
         self._timed = 0
-        # The time of calls while they were observed, in seconds, and the time of the first of them.
+        # The time by which calls took longer because they were observed, in seconds, and when the first of
+        # them began.
         self._observed = 0.0
         self._began = 0.0
         # Recordings to drop when the function is freed. At the interpreter's end they are left alone.
@@ -338,7 +339,8 @@ class Function:
         finally:
             self._lock.release()
             self._began = self._began or begin
-            self._observed += time.perf_counter() - begin
+            plain = self._fastest if math.isfinite(self._fastest) else 0.0
+            self._observed += max(time.perf_counter() - begin - plain, 0.0)
 
     def _record(
         self, args: tuple, kwargs: dict, arguments: Arguments, attempts: Attempts, due: list[Graph]
