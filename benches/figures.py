@@ -217,7 +217,7 @@ def first_figures(runs: dict) -> str:
         f"{mean(paper, way='torch.compile')} times as long as Tandem in the geometric mean, and ten steps "
         f"from the start take it {spans[0]}, Tandem {spans[1]}. Of all {len(suite)} programs, whose "
         f"geometric mean is {mean(suite)}, these are slower than eager: {slower(suite)}. Programs whose step "
-        f"is a function are faster by {mean(runs['functions']['programs'])} in the geometric mean."
+        f"is a function are {mean(runs['functions']['programs'])} times as fast as eager in the geometric mean."
     )
 
 
