@@ -216,8 +216,8 @@ def first_figures(runs: dict) -> str:
         f"These are programs of the paper. In a run beside torch.compile, their steps take it "
         f"{mean(paper, way='torch.compile')} times as long as Tandem in the geometric mean, and ten steps "
         f"from the start take it {spans[0]}, Tandem {spans[1]}. Of all {len(suite)} programs, whose "
-        f"geometric mean is {mean(suite)}, these are slower than eager: {slower(suite)}. Programs whose step "
-        f"is a function are {mean(runs['functions']['programs'])} times as fast as eager in the geometric mean."
+        f"geometric mean is {mean(suite)}, these are slower than eager: {slower(suite)}. With their step as "
+        f"a function, programs are {mean(runs['functions']['programs'])} times as fast as eager in this mean."
     )
 
 
