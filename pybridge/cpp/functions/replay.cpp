@@ -59,7 +59,8 @@ class Replay {
         is_backward_(true) {}
 
   // Returns the reason why the call may not be replayed now, or null. Finds the storages for the template.
-  const char* refusal();
+  // `is_audit` also refuses what a replay would do right, but would be recorded in another way.
+  const char* refusal(bool is_audit = false);
   enum Sent { kAll, kStale, kFailed, kElsewhere };
   // Sends the template's runs. Stops early in three cases: the template is no longer valid (`kStale`), a value that the
   // call reads depends on an operator that has failed (`kFailed`), or a value is not the recorded one (`kElsewhere`).
@@ -80,7 +81,7 @@ class Replay {
   const char* find_watched();
   const char* find_given();
   const char* find_fed();
-  bool shares_memory();
+  bool shares_memory(bool is_audit);
   bool send_stage();
   at::Tensor bytes_of(size_t given) const;
   // Copies the state that the call changes before it reads a value.
@@ -110,7 +111,7 @@ class Replay {
   std::vector<void*> contexts_;
 };
 
-const char* Replay::refusal() {
+const char* Replay::refusal(bool is_audit) {
   if (!(call_->modes == Modes::now())) return "a setting of PyTorch (grad mode, autocast, default dtype, ...) differs";
   if (arguments_.size() != call_->arguments.size()) return "the number of tensors differs";
   for (size_t i = 0; i < arguments_.size(); i++)
@@ -118,12 +119,13 @@ const char* Replay::refusal() {
       return "the metadata of an argument differs";
   if (const auto* why = find_watched()) return why;
   if (const auto* why = find_given()) return why;
-  if (shares_memory()) return "an argument or a gradient shares its memory with a tensor that the function uses";
+  if (shares_memory(is_audit))
+    return "an argument or a gradient shares its memory with a tensor that the function uses";
   return find_fed();
 }
 
 // Whether a storage that replaces a recorded one has a second owner.
-bool Replay::shares_memory() {
+bool Replay::shares_memory(bool is_audit) {
   const auto is_owned = [&](void* context) {
     // Watched tensors of a backward pass may have other storages by now.
     const auto captures = [&](const Given& given) {
@@ -141,7 +143,8 @@ bool Replay::shares_memory() {
   // If a gradient that the call does not use were on a captured storage, the recorder would take the storage for the
   // gradient's.
   for (const auto& t : watched_)
-    if (call_->reads_gradients && t.defined() && t.is_leaf() && t.grad().defined() && is_owned(identity(t.grad())))
+    if ((call_->reads_gradients || is_audit) && t.defined() && t.is_leaf() && t.grad().defined() &&
+        is_owned(identity(t.grad())))
       return true;
   const auto is_saved = [&](void* context) {
     return std::any_of(saved_.begin(), saved_.end(), [&](const auto& storage) {
@@ -441,14 +444,14 @@ std::optional<Tensors> run(Replay replay) {
   return std::nullopt;
 }
 
-std::optional<Replay> begin(int64_t id, const Tensors& arguments) {
+std::optional<Replay> begin(int64_t id, const Tensors& arguments, bool is_audit = false) {
   const auto call = find_recorded(id);
   if (!call || is_recording || !tt_is_program()) {
     no("the call is on another thread or is being recorded");
     return std::nullopt;
   }
   Replay replay(call, id, undefined_for_none(arguments));
-  if (const auto* why = replay.refusal()) {
+  if (const auto* why = replay.refusal(is_audit)) {
     no(why);
     return std::nullopt;
   }
@@ -480,7 +483,9 @@ std::vector<int64_t> suspended_at() {
 }
 
 // Returns the reason why a call cannot be replayed with these tensors; empty if it can.
-std::string not_replayed(int64_t id, const Tensors& arguments) { return begin(id, arguments) ? "" : reason; }
+std::string not_replayed(int64_t id, const Tensors& arguments) {
+  return begin(id, arguments, /*is_audit=*/true) ? "" : reason;
+}
 
 // The number of the tensor that owns a storage which existed before the call: an argument, or a watched tensor that is
 // on the storage or whose gradient is.
