@@ -386,7 +386,7 @@ NUMBER_USES = {
     "factor": "y = y * {v}",
     "term": "y = y + {v}",
     "branch": "y = y * 2 if {v} > 1.5 else y + 5",
-    "loop count": "for _ in range(int({v})): y = y + 1",
+    "loop count": "for _ in range(min(int({v}), 9)): y = y + 1",
     "index": "y = y + y[0, int({v}) % 3]",
     "slice": "y = y + y[:, :int({v}) % 3 + 1].sum()",
     "shape": "y = y + torch.ones(int(abs({v})), device=device).sum()",
