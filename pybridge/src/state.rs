@@ -153,14 +153,18 @@ impl StateCheck {
         }
     }
 
-    /// Returns the containers of the latest comparison, by the numbers of their values. Values that are no containers
-    /// have no entry.
-    fn containers<'py>(&self, py: Python<'py>) -> Vec<(usize, Bound<'py, PyAny>)> {
-        let Ok(last) = self.last.try_lock() else { return Vec::new() };
+    /// Compares the values that are reached without Python code, and returns the containers among them with the numbers
+    /// of their values. Returns nothing if a value differs.
+    fn containers<'py>(&self, objects: &Bound<'py, PyList>) -> Vec<(usize, Bound<'py, PyAny>)> {
+        let py = objects.py();
+        let Ok(mut last) = self.last.try_lock() else { return Vec::new() };
+        if self.compare_early(objects, &mut last).is_err() {
+            return Vec::new();
+        }
         let is_container = |value: &Value| {
             !value.is_late && matches!(value.expected, Expected::Type(_) | Expected::Sized(..))
         };
-        // SAFETY: the caller has just made a comparison that found no difference, so the objects are alive.
+        // SAFETY: the comparison has found the objects where they are held, and nothing has run since.
         let found = |i: usize| unsafe { Bound::from_borrowed_ptr_or_opt(py, last[i].object) };
         let numbers = (0..self.values.len()).filter(|i| is_container(&self.values[*i]));
         // A tuple cannot change, so it does not matter which of two equal ones is there.
@@ -240,6 +244,12 @@ impl Value {
 impl StateCheck {
     /// Compares all values. If one differs, returns its number as the error.
     fn compare(&self, objects: &Bound<'_, PyList>, last: &mut [Last]) -> Result<(), usize> {
+        let late = self.compare_early(objects, last)?;
+        if late.is_empty() { Ok(()) } else { self.compare_late(objects.py(), &late, last) }
+    }
+
+    /// Compares the values that are reached without Python code. Returns the numbers of the others.
+    fn compare_early(&self, objects: &Bound<'_, PyList>, last: &mut [Last]) -> Result<Vec<usize>, usize> {
         let py = objects.py();
         let mut late = Vec::new();
         for (i, value) in self.values.iter().enumerate() {
@@ -275,7 +285,7 @@ impl StateCheck {
                 return Err(*i);
             }
         }
-        if late.is_empty() { Ok(()) } else { self.compare_late(py, &late, last) }
+        Ok(late)
     }
 
     /// Compares the objects that a value holds with its children. The value itself was compared before.

@@ -348,7 +348,8 @@ class ReplayedBackward final : public CallBackward {
            std::any_of(pass.fed.begin(), pass.fed.end(), is_saved_host);
   }
 
-  // Whether a pass from these results uses what passes free. If none has been recorded, it does if another one does.
+  // Whether a pass from these results uses what earlier passes have freed. If no pass from exactly these results was
+  // recorded, the recorded passes from other results decide.
   bool uses_saved(Cut::Roots roots) const {
     bool is_used = false;
     for (const auto& [number, _] : passes_->templates) {

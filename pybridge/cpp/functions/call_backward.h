@@ -31,7 +31,7 @@ using NodePointer = decltype(torch::autograd::Edge::function);
 // the gradients at the gates, one for each edge, so that autograd sums them in the order in which it would sum them
 // without the cut.
 struct Cut {
-  // The results among which a pass may choose. More results than a set has bits share its last bit.
+  // A set of results, with a bit for each. The results from the 64th on share the last bit.
   using Roots = uint64_t;
   static Roots only(size_t root) { return Roots{1} << std::min<size_t>(root, 63); }
 
@@ -46,7 +46,7 @@ struct Cut {
   std::string refusal;
 };
 
-// Whether passes from two roots reach the same node, by the first of the roots.
+// For each root of a graph, the roots that share a node with it.
 std::vector<Cut::Roots> joint_roots(const Cut& graph);
 
 // Cuts out the graph of `results`. Its nodes are those with at least the sequence number `first`. `arguments` are the

@@ -352,8 +352,7 @@ void Replay::undo() {
   }
 }
 
-// A window of a tensor, which counts its writes as the tensor does. As a view is, it is an inference tensor if the tensor
-// is one.
+// Returns a view of a tensor. It shares the tensor's version counter, and is an inference tensor if the tensor is one.
 at::Tensor window_of(const at::Tensor& owner, const TtOut& record) {
   const c10::InferenceMode mode(owner.is_inference());
   auto t = window(owner.storage(), record);

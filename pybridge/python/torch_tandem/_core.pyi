@@ -155,5 +155,5 @@ class StateCheck:
     def __call__(self, arguments: list) -> int:
         """Return the number of the first value that differs, or -1."""
 
-    def containers(self) -> list[tuple[int, Any]]:
-        """Return the containers of a comparison that has just found no difference, with their numbers."""
+    def containers(self, arguments: list) -> list[tuple[int, Any]]:
+        """Return the containers of a state that does not differ, with their numbers."""

@@ -84,7 +84,10 @@ class State:
 
         Equal containers may take their place later, so these are not the ones that were listed.
         """
-        return self._holds.containers() if self.holds(objects) else []  # type: ignore[union-attr]
+        if self.refusal:
+            return []
+        self._holds = self._holds or self.check(set())
+        return self._holds.containers(objects)
 
     def replaced(self, before: list[tuple[int, Any]], objects: list) -> dict[Path, str]:
         """The containers that others have replaced, with their labels. `before` is the result of `containers`
