@@ -650,6 +650,12 @@ def test_a_generator_that_is_seeded_inside():
     assert "state is read or set" in reason(seeded, (4,))
 
 
+def test_a_lasting_reason_stays_when_observing_takes_too_long(monkeypatch):
+    monkeypatch.setattr("torch_tandem._functions.function.OBSERVED", 1e-9)
+    assert "state is read or set" in reason(lambda x: x + torch.manual_seed(1).initial_seed(), (4,))
+    assert "takes too long to compare" in reason(lambda x: x + 1, (4,))
+
+
 def test_replays_begin_after_four_calls_of_a_step_that_makes_state():
     model = mlp()
     step = trainer(

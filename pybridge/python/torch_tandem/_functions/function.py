@@ -438,8 +438,9 @@ class Function:
         since_first = time.perf_counter() - self._began if self._began else 0.0
         if self._observed <= OBSERVED + OBSERVED_SHARE * since_first:
             return False
-        values = len(self._latest.values)
-        attempts.reason = f"it takes too long to compare the {values:,} values that it may depend on"
+        if not attempts.is_refused:
+            values = len(self._latest.values)
+            attempts.reason = f"it takes too long to compare the {values:,} values that it may depend on"
         return True
 
     def _follow(self, state: State, arguments: Arguments) -> Followed | None:
@@ -609,8 +610,10 @@ class Function:
         After three equal calls, a graph replays the next one.
         """
         self._keep_last(recorded)
+        attempts.is_refused = False
         if refusal:
             attempts.reason, passes = refusal
+            attempts.is_refused = not passes
             self._forget(recorded)
             attempts.new += 1
             if attempts.new > (WARM_UP if passes else FIRST_CALLS):

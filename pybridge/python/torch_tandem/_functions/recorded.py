@@ -82,6 +82,8 @@ class Attempts:
     rest: int = 0
     next_rest: int = PATIENCE
     reason: str = "it has not been called three times"
+    # Whether the latest recorded call was refused for a reason that no later call may lack.
+    is_refused: bool = False
     # Number of graphs whose state had already changed when they were made.
     vain: int = 0
 
