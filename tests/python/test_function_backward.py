@@ -568,6 +568,25 @@ def test_a_pass_after_everything_was_forgotten_runs_python_again():
     assert torch.equal(weight.grad, expected)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 14, 20])
+def test_a_leaf_of_another_shape_whose_earlier_graph_still_exists(at):
+    """Autograd expects gradients of the earlier shape, and sums no further than to that shape."""
+
+    def run(device, wrap):
+        weight = torch.ones(3, device=device, requires_grad=True)
+        call = wrap(lambda x: x * weight)
+        for i in range(30):
+            if i == at:
+                weight.data = torch.full((1,), 2.0, device=device)
+            y = call(
+                torch.ones(2, 3, device=device)
+            )  # replaces the call before, whose graph has existed so far
+            y.sum().backward()
+        return weight.grad.tolist()
+
+    assert run("tandem", torch_tandem.function) == run("cpu", lambda call: call)
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 import torch_tandem
-from torch_tandem._functions import function
+from torch_tandem._functions import recorder
 
 
 @pytest.fixture(autouse=True)
@@ -43,20 +43,20 @@ def test_calls_in_a_pool_of_threads_are_right():
 def test_a_call_whose_thread_is_no_longer_the_programs_runs_in_python(monkeypatch):
     x = torch.ones(3, device="tandem")
     step = torch_tandem.function(lambda x: x * 2 + 1)
-    original = function._random_states
+    original = recorder._random_states
 
     def become_the_programs() -> None:
         torch_tandem.mark_step()
         torch_tandem.mark_step()
 
     def states() -> list:
-        monkeypatch.setattr(function, "_random_states", original)
+        monkeypatch.setattr(recorder, "_random_states", original)
         thread = threading.Thread(target=become_the_programs)
         thread.start()
         thread.join()
         return original()
 
-    monkeypatch.setattr(function, "_random_states", states)
+    monkeypatch.setattr(recorder, "_random_states", states)
     assert step(x).tolist() == [3, 3, 3]
 
 

@@ -36,11 +36,11 @@ using torch::autograd::variable_list;
 
 // Hands a gradient on. Passes that do not begin at the call's node reach the graph of the call through these nodes.
 struct Gate final : Node {
-  Gate(uint64_t sequence, const Edge& target, const at::Tensor& of) : Node(sequence, {target}) {
-    // The target may accept gradients of another device.
+  Gate(uint64_t sequence, const Edge& target) : Node(sequence, {target}) {
+    // The target may accept gradients of another device or shape than its tensor's.
     const auto& accepted = target.function->input_metadata(target.input_nr);
-    add_input_metadata(accepted.options(), of.sym_sizes(), accepted.is_tensor_subclass(), accepted.is_nested_tensor(),
-                       accepted.grad_dtype());
+    add_input_metadata(accepted.options(), accepted.shape_as_dim_vector(), accepted.is_tensor_subclass(),
+                       accepted.is_nested_tensor(), accepted.grad_dtype());
   }
   variable_list apply(variable_list&& grads) override { return std::move(grads); }
 };
@@ -281,6 +281,7 @@ class ReplayedBackward final : public CallBackward {
     for (const auto& target : left_.call->targets) {
       const auto& t = (target.is_argument ? left_.arguments : left_.watched)[target.index];
       add_next_edge(torch::autograd::impl::gradient_edge(t));
+      can_replay_ &= accepts_shape_of(t, next_edge(num_outputs() - 1));
     }
     for (const auto& t : left_.arguments) arguments_.push_back({identity(t), t.defined() ? version_of(t) : 0});
     for (const auto& t : left_.watched) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), version_of(t)});
@@ -306,7 +307,7 @@ class ReplayedBackward final : public CallBackward {
     if (needs_freed() && (!passes_ || uses_saved(latest_)))
       throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
     note_refusal("it runs the backward pass of a replayed call of another function");
-    if (!c10::GradMode::is_enabled()) {
+    if (can_replay_ && !c10::GradMode::is_enabled()) {
       for (size_t i = 0; i < passes_->templates.size(); i++)
         if (auto found = replay(passes_->templates[i].first, passes_->templates[i].second, grads))
           return std::move(*found);
@@ -394,6 +395,8 @@ class ReplayedBackward final : public CallBackward {
 
   Left left_;
   std::shared_ptr<Passes> passes_;
+  // Whether the gradients have the shapes that autograd accepts.
+  bool can_replay_ = true;
   // The storages of the call's arguments, and their versions when the call ended.
   std::vector<std::pair<void*, uint32_t>> arguments_;
   std::vector<Version> watched_;
@@ -506,6 +509,10 @@ std::vector<Cut::Roots> joint_roots(const Cut& graph) {
   return joint;
 }
 
+bool accepts_shape_of(const at::Tensor& t, const Edge& edge) {
+  return edge.function->input_metadata(edge.input_nr).shape_as_dim_vector() == t.sym_sizes();
+}
+
 Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
   Cut graph;
   std::unordered_set<Node*> met;
@@ -554,10 +561,8 @@ Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
                    [](const Exit& a, const Exit& b) { return a.node->sequence_nr() > b.node->sequence_nr(); });
   for (const auto& exit : exits) {
     auto& edge = exit.node->next_edges()[exit.edge];
-    const auto* leaf = dynamic_cast<AccumulateGrad*>(&*edge.function);
-    const at::Tensor of = leaf ? leaf->variable : *argument_at(edge);
     graph.targets.push_back(edge);
-    graph.gates.push_back(make_node<Gate>(exit.node->sequence_nr(), edge, of));
+    graph.gates.push_back(make_node<Gate>(exit.node->sequence_nr(), edge));
     edge = Edge(graph.gates.back(), 0);
   }
   return graph;

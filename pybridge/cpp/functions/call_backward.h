@@ -49,6 +49,10 @@ struct Cut {
 // For each root of a graph, the roots that share a node with it.
 std::vector<Cut::Roots> joint_roots(const Cut& graph);
 
+// Whether the end of an edge accepts gradients of a tensor's shape. It may not if the tensor had another shape
+// (`.data`) when its node in autograd was made.
+bool accepts_shape_of(const at::Tensor& t, const torch::autograd::Edge& edge);
+
 // Cuts out the graph of `results`. Its nodes are those with at least the sequence number `first`. `arguments` are the
 // arguments of the call.
 Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first);

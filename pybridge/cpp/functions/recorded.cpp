@@ -106,10 +106,11 @@ Gradient::Gradient(const at::Tensor& leaf) {
   window.emplace(grad);
   offset = grad.storage_offset();
   version = version_of(grad);
+  requires_grad = grad.requires_grad();
 }
 
 Watched::Watched(const at::Tensor& t)
-    : tensor(t.getIntrusivePtr()),
+    : tensor(t),
       storage(t.storage().getWeakStorageImpl()),
       context(identity(t)),
       window(t),
@@ -226,7 +227,7 @@ std::string difference(const Recorded& one, const Recorded& two) {
   const auto same_read = [](const Read& a, const Read& b) { return a.from == b.from; };
   if (!std::equal(one.reads.begin(), one.reads.end(), two.reads.begin(), two.reads.end(), same_read))
     return "it reads an element of another tensor";
-  if (one.results != two.results) return "it returns other tensors";
+  if (one.results != two.results || one.bases != two.bases) return "it returns other tensors";
   if (one.targets != two.targets) return "its backward pass has other outputs";
   if (one.gradients != two.gradients) return "it leaves other gradients behind";
   return "";

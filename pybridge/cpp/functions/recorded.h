@@ -6,9 +6,9 @@
 #include <c10/core/Scalar.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "boundary/shim.h"
+#include "functions/weak_tensor.h"
 
 namespace tandem {
 
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // PyTorch's settings that decide which operators a call issues.
@@ -59,6 +59,7 @@ struct Gradient {
   std::optional<Window> window;
   int64_t offset = 0;
   uint32_t version = 0;
+  bool requires_grad = false;
 };
 
 // A tensor that the program had before the call.
@@ -137,7 +138,20 @@ struct Fed {
   bool is_kept = false;
 };
 
-// A tensor that a call returns, or a gradient that it sets.
+// The base of a result in autograd, to which the gradients of the base's views belong.
+struct View {
+  // The number of the base in `Recorded::bases`.
+  size_t base;
+  // Whether the result is the base itself. Otherwise, how the view was made.
+  bool is_base;
+  torch::autograd::CreationMeta creation;
+
+  bool operator==(const View& other) const {
+    return base == other.base && is_base == other.is_base && creation == other.creation;
+  }
+};
+
+// A tensor that a call returns, a gradient that it sets, or a base of results.
 struct Result {
   enum Kind { kUndefined, kArgument, kWatched, kKept, kGiven } kind = kUndefined;
   // The number of the argument, of the watched tensor, of the lasting storage that the call made, or of the storage
@@ -152,10 +166,12 @@ struct Result {
   bool requires_grad = false;
   // Whether the call itself has run the backward pass of the result and freed its graph.
   bool is_consumed = false;
+  // Set for a result that is a view in autograd, or the base of another result.
+  std::optional<View> view;
 
   bool operator==(const Result& other) const {
     return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
-           requires_grad == other.requires_grad && is_consumed == other.is_consumed;
+           requires_grad == other.requires_grad && is_consumed == other.is_consumed && view == other.view;
   }
 };
 
@@ -210,6 +226,8 @@ struct Recorded {
   std::vector<size_t> undone;
   bool undoes_draws = false;
   std::vector<Result> results;
+  // The bases of results. A view may stand for its base.
+  std::vector<Result> bases;
   std::vector<LeftGradient> gradients;
   std::vector<WrittenGradient> written_gradients;
   // The contexts of the watched tensors' storages, in ascending order. No argument and no gradient may be on them.

@@ -216,6 +216,8 @@ class Recorder {
   void find_given(const TtRecorded& in_rust);
   void keep_watched();
   void find_fed(int64_t id, size_t hosts);
+  // Finds the bases of results that are views.
+  void find_bases(at::TensorList results, const TtRecorded& in_rust);
   void find_results(at::TensorList results, const std::vector<bool>& consumed, bool attaches,
                     const TtRecorded& in_rust);
   // Cuts out the graph of the results that require grad.
@@ -579,6 +581,49 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
   }
 }
 
+void Recorder::find_bases(at::TensorList results, const TtRecorded& in_rust) {
+  std::vector<at::Tensor> bases;
+  const auto number_of = [&](const at::Tensor& base) {
+    return static_cast<size_t>(
+        std::find_if(bases.begin(), bases.end(), [&](const auto& t) { return t.is_same(base); }) - bases.begin());
+  };
+  // A view that existed before the call stands for a base that the call has not seen.
+  const auto seen = [&](const at::Tensor& base) {
+    const auto has_base = [&](const at::Tensor& t) {
+      return t.defined() && (t.is_same(base) || (t.is_view() && t._base().is_same(base)));
+    };
+    const auto argument = std::find_if(arguments_.begin(), arguments_.end(), has_base);
+    if (argument != arguments_.end()) return *argument;
+    for (const auto& watched : call_.watched)
+      if (at::Tensor t(watched.tensor.lock()); has_base(t)) return t;
+    return base;
+  };
+  const auto is_placed = [](const Result& result) {
+    return result.kind == Result::kKept || result.kind == Result::kGiven;
+  };
+  for (size_t i = 0; i < results.size(); i++) {
+    auto& result = call_.results[i];
+    if (!is_placed(result) || result.requires_grad || !results[i].is_view()) continue;
+    const at::Tensor base(results[i]._base());
+    const auto number = number_of(base);
+    if (number == bases.size()) {
+      const auto stands = seen(base);
+      const auto from = place(stands, in_rust);
+      const auto is_base = [&](const at::Tensor& t) { return t.is_same(base); };
+      const bool is_made = stands.is_same(base) && from && is_placed(*from);
+      if (!from || (is_made && base.requires_grad() && std::none_of(results.begin(), results.end(), is_base)))
+        return refuse("it returns a view of a tensor from within the call. Return a copy (clone())");
+      call_.bases.push_back(*from), bases.push_back(base);
+    }
+    result.view = View{number, false, torch::autograd::impl::get_view_autograd_meta(results[i])->get_creation_meta()};
+  }
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto number = results[i].defined() ? number_of(results[i]) : bases.size();
+    if (number < bases.size() && is_placed(call_.results[i]))
+      call_.results[i].view = View{number, true, torch::autograd::CreationMeta::DEFAULT};
+  }
+}
+
 std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backward) {
   std::vector<at::Tensor> attached;
   std::vector<size_t> storages;
@@ -611,6 +656,8 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
     const auto argument = std::find_if(arguments_.begin(), arguments_.end(), is_target);
     const auto seen = leaf ? seen_.find(leaf->variable.unsafeGetTensorImpl()) : seen_.end();
     if (argument != arguments_.end() && !is_tandem(*argument)) refuse("an argument on the host requires grad");
+    if (!accepts_shape_of(leaf ? leaf->variable : *argument, edge))
+      refuse("a leaf has another shape than when a graph of autograd began to use it, and that graph still exists");
     if (argument != arguments_.end())
       call_.targets.push_back({true, static_cast<size_t>(argument - arguments_.begin())});
     else if (seen != seen_.end())
@@ -737,6 +784,7 @@ int64_t Recorder::finish(std::vector<at::Tensor>& results, bool attaches) {
   keep_watched();
   find_fed(in_rust.id, in_rust.n_hosts);
   find_results(results, consumed, attaches, in_rust);
+  find_bases(results, in_rust);
   find_gradients(in_rust);
   find_owners();
   find_changes();

@@ -2,6 +2,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
@@ -88,6 +89,9 @@ class Replay {
   void save();
   std::optional<TtScalar> read(const Read& read);
   at::Tensor tensor(const Result& result);
+  at::Tensor base(size_t number);
+  // As `tensor`, but a view belongs to its base.
+  at::Tensor result(const Result& result);
 
   std::shared_ptr<const Recorded> call_;
   int64_t id_;
@@ -106,6 +110,8 @@ class Replay {
   // The first result on each storage that the call has made, by the storage's number. Later results on the storage
   // share its version counter.
   std::unordered_map<size_t, at::Tensor> results_on_;
+  // The bases of results so far.
+  std::vector<at::Tensor> bases_;
   // Storages made in place of the lasting storages of the recorded call, and their contexts.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> made_;
   std::vector<void*> contexts_;
@@ -202,6 +208,7 @@ const char* Replay::find_given() {
         const auto& before = call_->watched[known.index].gradient;
         if (!before.window->is_of(grad) || before.offset != grad.storage_offset())
           return "a gradient has another shape or offset";
+        if (before.requires_grad != grad.requires_grad()) return "a gradient itself requires grad, or no longer does";
         given_.push_back({storage_context(grad), 0});
         break;
       }
@@ -392,7 +399,21 @@ at::Tensor Replay::tensor(const Result& result) {
   return at::Tensor();
 }
 
+at::Tensor Replay::base(size_t number) {
+  if (!bases_[number].defined()) bases_[number] = tensor(call_->bases[number]);
+  return bases_[number];
+}
+
+at::Tensor Replay::result(const Result& result) {
+  if (!result.view) return tensor(result);
+  const auto base = this->base(result.view->base);
+  if (result.view->is_base) return base;
+  return torch::autograd::as_view(base, tensor(result), /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/true,
+                                  /*view_func=*/nullptr, /*rev_view_func=*/nullptr, result.view->creation);
+}
+
 std::vector<at::Tensor> Replay::take_results() {
+  bases_.resize(call_->bases.size());
   for (size_t i = 0; i < arguments_.size(); i++)
     if (arguments_[i].defined()) bump(arguments_[i], call_->argument_writes[i]);
   for (size_t i = 0; i < watched_.size(); i++)
@@ -402,7 +423,7 @@ std::vector<at::Tensor> Replay::take_results() {
   std::vector<at::Tensor> results;
   results.reserve(call_->results.size());
   for (const auto& result : call_->results) {
-    auto t = tensor(result);
+    auto t = this->result(result);
     if (result.is_consumed) {
       static const char* const message =
           "Trying to backward through the graph a second time: the function has already run the backward pass of this "
@@ -418,7 +439,7 @@ std::vector<at::Tensor> Replay::take_results() {
     leaf.mutable_grad() = tensor(left.gradient);
   }
   if (!call_->targets.empty()) {
-    results_on_.clear();
+    results_on_.clear(), bases_.clear();
     attach_replayed({call_, id_, std::move(arguments_), std::move(watched_), std::move(made_)}, results);
   }
   return results;

@@ -113,7 +113,8 @@ class Run:
 
 # Names of the values that are shown of a tensor.
 FIELDS = (
-    "type", "", "strides", "offset", "requires_grad", "is_leaf", "version", "identity", "storage", "device", "bytes", "grad",
+    "type", "", "strides", "offset", "requires_grad", "is_leaf", "version", "identity", "storage", "device", "bytes",
+    "grad", "base",
 )  # fmt: skip
 
 
@@ -175,7 +176,17 @@ class Shown:
             type(value).__name__, plain(value), value.stride(), value.storage_offset(), value.requires_grad,
             value.is_leaf, value._version if is_counted else None, same, storage, value.device.type,
             value.untyped_storage().nbytes(), None if grad is None or depth <= 0 else self.of(grad, 0),
+            self.base(value),
         )  # fmt: skip
+
+    def base(self, value: torch.Tensor) -> int | None:
+        """The number of the tensor of which autograd takes a tensor for a view, if it takes it for one.
+
+        The results of a replayed call that require grad belong to a node of the call instead.
+        """
+        if not self.has_versions or value.grad_fn is not None or id(value) in self.gradients:
+            return None
+        return self.numbers.setdefault(-id(value._base), len(self.numbers)) if value._is_view() else None
 
 
 def run(source: str, wrapper: Callable | None) -> Run:

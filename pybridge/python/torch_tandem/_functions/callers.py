@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -40,3 +41,16 @@ def users_level() -> int:
     while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
     return level
+
+
+class Warner:
+    """The warnings about a function, each of which is given once, with the program's line."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._given: set[str] = set()
+
+    def warn(self, text: str, always: bool = False) -> None:
+        if always or text not in self._given:
+            self._given.add(text)
+            warnings.warn(f"torch_tandem.function {self._name}: {text}", stacklevel=users_level())

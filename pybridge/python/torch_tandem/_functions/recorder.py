@@ -1,0 +1,208 @@
+"""The recording of one call: Python runs it, its code is observed, and its operators are recorded."""
+
+import random
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
+
+from torch_tandem import _core
+from torch_tandem._functions import call_backward, refusals
+from torch_tandem._functions.arguments import Arguments, flatten
+from torch_tandem._functions.call_backward import Call, Hole, Passes
+from torch_tandem._functions.concrete import specs
+from torch_tandem._functions.observe import Observed, World
+from torch_tandem._functions.place import release_numbers
+from torch_tandem._functions.recorded import Recorded
+from torch_tandem._functions.recordings import Recordings
+from torch_tandem._functions.refusals import Refusal
+from torch_tandem._functions.state import State
+from torch_tandem._functions.varying import Followed, Varying, unfollowed
+from torch_tandem._functions.walk import state_of
+
+_ops = torch.ops.torch_tandem
+
+
+class Prepared(NamedTuple):
+    """What is known of a call before it runs: the state that it can read, and its numbers that vary."""
+
+    state: State
+    followed: Followed | None
+
+
+class Run(NamedTuple):
+    """A call that Python has run: its result and its recording, with the reason against a replay, if any.
+
+    `recorded` is None if tensors were swapped meanwhile, which ends the recording.
+    """
+
+    result: Any
+    recorded: Recorded | None
+    refusal: Refusal | None
+
+
+class Recorder:
+    """Records calls of a function, one at a time.
+
+    - `is_proven`: calls with equal arguments always issue equal operators, so no code is observed and no
+      state is compared.
+    - `skips_effects`: effects of a call, such as printing, do not refuse its replay.
+    """
+
+    def __init__(self, function: Callable, is_proven: bool, skips_effects: bool) -> None:
+        self._function = function
+        self.is_proven, self.skips_effects = is_proven, skips_effects
+        self.world = World()
+        self.varying = Varying()
+        # The state that was listed last, and the state before the call that is being recorded.
+        self._latest = State(version=-1)
+        self._open: State | None = None
+
+    def values(self) -> int:
+        """The number of values in the state that was listed last."""
+        return len(self._latest.values)
+
+    def arguments(self, args: tuple, kwargs: dict) -> Arguments:
+        rest, named, numbers = self.varying.split(args, kwargs)
+        return Arguments(*flatten(rest, named), numbers)
+
+    def prepare(self, arguments: Arguments) -> Prepared:
+        state = self._state(arguments)
+        return Prepared(state, self._follow(state, arguments))
+
+    def run(
+        self, args: tuple, kwargs: dict, arguments: Arguments, prepared: Prepared, recordings: Recordings
+    ) -> Run | None:
+        """Run a call and add its recording to `recordings`.
+
+        Returns None if the call was not run, because another thread is the program's now.
+        """
+        state, followed = prepared
+        inputs = specs(arguments.tensors)
+        self._open = state
+        containers = state.containers(arguments.objects)
+        draws = _random_states()
+        is_open = True
+        try:
+            # `record` is within the `try`, so that an interrupt in this operator also ends the recording.
+            reads_gradients = self.is_proven or self.world.may_read("grad")
+            if not _ops.record(arguments.tensors, state.tensors(), recordings.last, reads_gradients):
+                is_open = False
+                return None
+            result = self._observed(args, kwargs, arguments, followed)
+            if self._open is None:  # the program has swapped tensors meanwhile
+                is_open = False
+                return Run(result, None, None)
+            leaves, spec = _pytree.tree_flatten(result)
+            # A tensor that occurs twice in the returned structure is one result.
+            results = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+            tensors = list(results.values())
+            after = self._state(arguments)
+            release_numbers(after, arguments.objects)
+            if not self.is_proven:
+                self.world.find_functions(after.explained)
+            written = state.differences(after) or state.replaced(containers, arguments.objects)
+            changes = self._changes(args, kwargs, arguments)
+            unknown = None
+            if not self.is_proven:
+                unknown = refusals.unknown(self.world, state, after, written, changes, self.skips_effects)
+            # If the call changes the state, the program may keep a tensor of the call, which belongs to the
+            # graph that autograd has recorded. The results then also keep this graph, instead of getting a
+            # node of the call.
+            attaches = not (self.is_proven or unknown or written or changes)
+            attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self.world)
+            recording, attached = _ops.end_recording(tensors, attaches)
+            is_open = False
+        finally:
+            self._open = None
+            if is_open:
+                _ops.cancel_recording()
+        recordings.keep(recording)
+        holes = {key: Hole(i) for i, key in enumerate(results)}
+        constants = [holes.get(id(leaf), leaf) for leaf in leaves]
+        recorded = Recorded(recording, state, spec, constants, written, inputs, specs(tensors))
+        if _ops.has_backward(recording):
+            recorded.passes, recorded.call = Passes(), Call(args, kwargs, arguments.tensors)
+            leaves = [attached[leaf.number] if type(leaf) is Hole else leaf for leaf in constants]
+            result = _pytree.tree_unflatten(leaves, spec)
+        if followed:
+            followed.end(recording)
+            recorded.followed = followed
+        has_drawn = draws != _random_states()
+        refusal = self._refusal(recorded, arguments, unknown, has_drawn)
+        return Run(result, recorded, refusal)
+
+    def forget(self) -> None:
+        """Drop all references to objects of the program. A recording that is open ends."""
+        self._latest.forget()
+        self._latest = State(version=-1)
+        if self._open is not None:
+            _ops.cancel_recording()
+            self._open.forget()
+            self._open = None
+
+    def _observed(self, args: tuple, kwargs: dict, arguments: Arguments, followed: Followed | None) -> Any:
+        observed = nullcontext() if self.is_proven else Observed(self.world)
+        if followed is None:
+            with observed:
+                return self._function(*args, **kwargs)
+        with followed.given(args, kwargs, arguments.objects) as (given, named):
+            with observed:
+                result = self._function(*given, **named)
+            return followed.without_numbers(result)
+
+    def _state(self, arguments: Arguments) -> State:
+        """Return the state that a call can read. It is listed anew only if the last list is outdated."""
+        if self.is_proven:
+            return State()
+        latest = self._latest
+        if latest.version != self.world.version or not latest.holds(arguments.objects):
+            self._latest = latest = state_of(self._function, arguments.objects, self.world)
+        return latest
+
+    def _follow(self, state: State, arguments: Arguments) -> Followed | None:
+        """Return the numbers of a call that vary, prepared for being followed, or None."""
+        if not self.varying or not self.world.is_settled:
+            return None
+        if refusal := unfollowed(self.world, state):
+            self.varying.give_up(refusal)
+            return None
+        followed = Followed(self.varying, state, arguments.objects, arguments.numbers)
+        if not followed.is_complete:
+            self.varying.give_up("one of them is no float any more")
+            return None
+        return followed
+
+    def _changes(self, args: tuple, kwargs: dict, arguments: Arguments) -> bool:
+        """Whether a call has changed the containers among its arguments."""
+        key, tensors, objects, _ = self.arguments(args, kwargs)
+        same = [*map(id, tensors)] == [*map(id, arguments.tensors)]
+        return key != arguments.key or not same or [*map(id, objects)] != [*map(id, arguments.objects)]
+
+    def _refusal(
+        self, recorded: Recorded, arguments: Arguments, unknown: Refusal | None, has_drawn: bool
+    ) -> Refusal | None:
+        """The reason against a replay of a recorded call, if any."""
+        if found := refusals.of_recording(recorded, unknown):
+            return found
+        if has_drawn:
+            return Refusal("it draws from Python's or NumPy's random generator")
+        if not self.is_proven and any(map(_core.attributes_of, arguments.tensors)):
+            return Refusal("it sets an attribute of a tensor among the arguments. Return the value")
+        if found := refusals.of_result(recorded):
+            return found
+        if self.varying or recorded.followed:
+            return unknown or refusals.of_numbers(recorded, self.varying, self.world)
+        return unknown
+
+
+def _random_states() -> list:
+    """The states of Python's and NumPy's global generators."""
+    states: list = [random.getstate()]
+    if numpy := sys.modules.get("numpy"):
+        kind, words, *rest = numpy.random.get_state()
+        states.append((kind, words.tobytes(), *rest))
+    return states
