@@ -490,8 +490,8 @@ def counters() -> list[Counters]:
 def _forgetting(swap: Callable) -> Callable:
     @functools.wraps(swap)
     def swap_tensors(one: torch.Tensor, two: torch.Tensor) -> None:
-        # PyTorch refuses to swap tensors that have weak references. States and recordings have such references,
-        # and nodes of autograd keep recordings.
+        # PyTorch refuses to swap tensors that have weak references. States and recordings have such
+        # references, and nodes of autograd keep recordings.
         for function in list(all_functions):
             function._forget_all()
         _ops.clear_weak_tensors()

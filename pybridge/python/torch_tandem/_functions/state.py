@@ -29,15 +29,28 @@ Path = tuple
 class Value:
     """A value of a state: the access by which it is reached, and what it is expected to be.
 
-    Both are letters of `_core.StateCheck`.
+    Both are letters of `_core.StateCheck`. An access is:
 
-    - Access: `r` an object, `w` the referent of a weak reference, `o` an argument by its number, `k` a value
-      of a dict
-    by its key, `a` an attribute in C, `d` the dict of attributes, `i` an item, `p` a key or value of a dict,
-    `c` the result of a function.
-    - Expected: `*` anything, `0` nothing, `s` an object, `w` a referent, `=` an equal value, `t` an object of
-      a type,
-    `l` a sequence or a dict of a type and length, `&` an object that occurs earlier in the state.
+    - `r`: an object.
+    - `w`: the referent of a weak reference.
+    - `o`: an argument, by its number.
+    - `k`: a value of a dict, by its key.
+    - `a`: an attribute in C.
+    - `d`: the dict of attributes.
+    - `i`: an item.
+    - `p`: a key or a value of a dict, in the dict's order.
+    - `c`: the result of a function.
+
+    Expected is:
+
+    - `*`: anything.
+    - `0`: nothing.
+    - `s`: an object.
+    - `w`: a referent.
+    - `=`: an equal value.
+    - `t`: an object of a type.
+    - `l`: a sequence or a dict of a type and a length.
+    - `&`: an object that occurs earlier in the state.
     """
 
     access: str

@@ -1,0 +1,86 @@
+"""Audits of `torch_tandem.function`."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch_tandem
+from functions import data, replayed
+
+# If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
+pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
+
+
+@pytest.fixture(autouse=True)
+def nothing_traced_before():
+    torch_tandem.reset()
+
+
+def test_code_of_other_calls_is_no_failed_audit():
+    """Calls with one row run code that reads what cannot be compared."""
+    numbers = iter(range(100))
+
+    def number():
+        return next(numbers)
+
+    @torch_tandem.function
+    def step(x):
+        return x * number() if x.shape[0] == 1 else x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(60):
+            step(data(1 if i in (12, 14, 16) else 3, 4, seed=i).to("tandem"))
+    replayed(step, 5)
+
+
+@pytest.fixture
+def hidden():
+    """A function with state that the comparison does not see, because PyTorch's modules are only compared by
+    identity.
+    """
+    torch.tandem_test = itertools.count()
+    yield lambda x: x * 2 if next(torch.tandem_test) < 10 else x * 3
+    del torch.tandem_test
+
+
+def test_an_audit_that_finds_a_difference_refuses_the_function(hidden):
+    step = torch_tandem.function(hidden)
+    with pytest.warns(UserWarning, match=r"an audit found .* replayed calls may have been wrong"):
+        for i in range(400):
+            step(data(4, seed=i).to("tandem"))
+    assert step.cache_info().hits > 5
+    hits = step.cache_info().hits
+    for i in range(40):
+        x = data(4, seed=i)
+        assert torch.equal(step(x.to("tandem")).cpu(), x * 3)
+    assert step.cache_info().hits == hits and "an audit found" in step.reason()
+    assert "an audit found" in torch_tandem.report()["functions"][0]["reason"]
+
+
+def test_a_mismatch_can_be_an_error(hidden):
+    step = torch_tandem.function(hidden, on_mismatch="raise", audit=4)
+    with pytest.raises(RuntimeError, match="an audit found"):
+        for i in range(400):
+            step(data(4, seed=i).to("tandem"))
+
+
+def test_audit_1_never_skips():
+    step = torch_tandem.function(lambda x: x + 1, audit=1)
+    for i in range(20):
+        step(data(4, seed=i).to("tandem"))
+    info = step.cache_info()
+    assert info.hits == 0 and info.audits > 5
+
+
+def test_a_gradient_that_itself_requires_grad():
+    """The gradient is replaced between calls, by a parameter."""
+    weight = torch.ones(3, device="tandem", requires_grad=True)
+    step = torch_tandem.function(lambda x: (weight * x).sum().backward(), audit=2, on_mismatch="raise")
+    for i in range(30):
+        if i == 11:
+            weight.grad = torch.nn.Parameter(torch.full((3,), 5.0, device="tandem"))
+        step(torch.ones(3, device="tandem"))
+    assert weight.grad.tolist() == [24, 24, 24]
+    assert step.cache_info().hits >= 8, step.reason()

@@ -1,0 +1,127 @@
+"""Results of replayed calls: their versions, and their bases in autograd."""
+
+import pytest
+import torch
+import torch_tandem
+from functions import batches, both, data, mlp, replayed, same, trainer
+
+# If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
+pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
+
+
+@pytest.fixture(autouse=True)
+def nothing_traced_before():
+    torch_tandem.reset()
+
+
+def test_views_of_parameters_are_returned_without_grad():
+    def program(device, wrap):
+        weight = data(4, 4).to(device).requires_grad_()
+        step = wrap(torch.no_grad()(lambda x: (weight.t(), x @ weight)))
+        return [value for i in range(30) for value in step(data(2, 4, seed=i).to(device))]
+
+    eager, ours, [step] = both(program)
+    same(eager, ours)
+    replayed(step, 12)
+
+
+def test_a_result_without_its_graph_says_so():
+    model = mlp().to("tandem")
+    step = trainer("tandem", model, torch.optim.SGD(model.parameters(), lr=0.1), torch_tandem.function)
+    for x, y in batches(20, (5, 6), (5, 3)):
+        loss = step(x.to("tandem"), y.to("tandem"))
+    replayed(step, 5)
+    assert loss.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_versions_count_writes():
+    state = torch.zeros(3, device="tandem")
+    step = torch_tandem.function(lambda x: state.add_(x).mul_(2).sum(), audit=1000)
+    versions = []
+    for i in range(20):
+        before = state._version
+        step(data(3, seed=i).to("tandem"))
+        versions.append(state._version - before)
+    replayed(step, 5)
+    assert versions == [2] * 20
+
+
+def test_versions_of_tensors_that_share_memory_and_count_writes_apart():
+    one, two = torch.zeros(3, device="tandem"), torch.zeros(3, device="tandem")
+    two.set_(one)
+    step = torch_tandem.function(lambda x: (one.add_(x), two.mul_(2))[0].sum(), audit=1000)
+    for i in range(20):
+        before = one._version, two._version
+        step(data(3, seed=i).to("tandem"))
+        assert (one._version, two._version) == (before[0] + 1, before[1] + 1)
+    replayed(step, 5)
+
+
+def test_views_that_are_returned_count_writes_with_their_base():
+    base = torch.zeros(3, device="tandem")
+    other = torch.zeros(3, device="tandem").set_(base)
+    step = torch_tandem.function(lambda x: (base[:2], other[1:], x * base.sum() * other.sum()), audit=1000)
+    for i in range(20):
+        first, last, _ = step(data(3, seed=i).to("tandem"))
+        before = base._version, other._version
+        first.add_(1)
+        assert (base._version, other._version) == (before[0] + 1, before[1])
+        last.add_(1)
+        assert (base._version, other._version) == (before[0] + 1, before[1] + 1)
+
+
+def test_views_of_arguments_in_inference_mode():
+    step = torch_tandem.function(lambda x: (x * 2, x[0]))
+    for i in range(20):
+        x = data(3, 4, seed=i).to("tandem")
+        with torch.inference_mode():
+            twice, row = step(x)
+        assert (twice.is_inference(), row.is_inference()) == (True, False)
+        assert torch.equal(twice[0], row * 2)
+    replayed(step, 5)
+
+
+RESULTS_WITH_VIEWS = {
+    "a result": lambda x, y: (y, y[0]),
+    "a temporary tensor": lambda x, y: (y[0], y[1]),
+    "an argument": lambda x, y: (y, x[0]),
+    "several outputs": lambda x, y: torch.unbind(y),
+}
+
+
+def writes_to_views(device, call):
+    """Yield what autograd says of a call's results after one of them was multiplied by a parameter."""
+    weight = torch.ones(3, device=device, requires_grad=True)
+    for _ in range(20):
+        x = torch.zeros(5, 3, device=device)[1:3]
+        one, two = call(x)
+        seen = [one._is_view(), two._is_view(), two._base is one, two._base is x._base]
+        try:
+            two.mul_(weight)
+            one.sum().backward()
+        except RuntimeError as error:
+            seen.append(str(error))
+        seen += [x.requires_grad, one.requires_grad, two.requires_grad]
+        yield seen, None if weight.grad is None else weight.grad.tolist()
+
+
+@pytest.mark.parametrize("base", RESULTS_WITH_VIEWS)
+def test_results_that_are_views_belong_to_their_bases(base):
+    def call(x):
+        return RESULTS_WITH_VIEWS[base](x, x * 2)
+
+    wrapped = torch_tandem.function(call)
+    assert [*writes_to_views("tandem", wrapped)] == [*writes_to_views("cpu", call)]
+    assert wrapped.cache_info().hits >= 8, wrapped.reason()
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_view_that_was_made_without_grad_mode_reports_its_base(is_leaf):
+    step = torch_tandem.function(torch.no_grad()(lambda x: (x * 2, x[0])))
+    for i in range(20):
+        x = data(3, 4, seed=i).to("tandem").requires_grad_()
+        _, row = step(x if is_leaf else x * 1)
+        assert row.requires_grad and row.is_leaf
+    assert step.cache_info().hits >= 8, step.reason()
