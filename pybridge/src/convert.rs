@@ -5,7 +5,7 @@ use std::slice;
 
 use smallvec::SmallVec;
 use tandem_runtime::engine::{Results, Sink};
-use tandem_runtime::storage::{FreshStorage, Storages};
+use tandem_runtime::storage::{NewStorage, Storages};
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::node::{OutSpec, Outputs};
@@ -267,15 +267,15 @@ fn window(kind: u8, meta: &TensorMeta, offset: i64) -> TtOut {
     }
 }
 
-fn out_record(out: &OutSpec, call: &Call<'_>, outputs: &Outputs, fresh: &[FreshStorage]) -> TtOut {
+fn out_record(out: &OutSpec, call: &Call<'_>, outputs: &Outputs, new_storages: &[NewStorage]) -> TtOut {
     match out {
         OutSpec::Undefined => BLANK,
-        OutSpec::Fresh { storage, meta, offset } => {
-            let made = fresh[*storage as usize];
+        OutSpec::NewStorage { storage, meta, offset } => {
+            let made = new_storages[*storage as usize];
             TtOut {
                 storage: context_of(made.id),
                 address: made.address as *mut c_void,
-                nbytes: outputs.fresh[*storage as usize],
+                nbytes: outputs.new_storages[*storage as usize],
                 ..window(OUT_NEW, meta, *offset)
             }
         }
@@ -299,7 +299,7 @@ impl Sink for Reply {
         self.filled = true;
     }
 
-    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
+    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, new_storages: &[NewStorage]) {
         let outputs = match results {
             Results::Known(outputs) => outputs,
             Results::Owned(outputs) => {
@@ -308,7 +308,7 @@ impl Sink for Reply {
             }
         };
         self.outs.clear();
-        self.outs.extend(outputs.outs.iter().map(|out| out_record(out, call, outputs, fresh)));
+        self.outs.extend(outputs.outs.iter().map(|out| out_record(out, call, outputs, new_storages)));
         self.resized.clear();
         self.resized.extend(outputs.resized.iter().map(|r| TtOut {
             input: r.input,

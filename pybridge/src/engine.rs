@@ -517,7 +517,7 @@ unsafe extern "C" fn tt_fetch(
     device: u8,
     args: *const TtArg,
     n_args: usize,
-    room: *mut TtRoom,
+    room: *mut TtHostBuffer,
     outs: *mut TtOuts,
 ) -> i32 {
     for_shim(|| {

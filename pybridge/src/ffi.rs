@@ -133,7 +133,7 @@ pub struct TtIssued {
 }
 
 #[repr(C)]
-pub struct TtRoom {
+pub struct TtHostBuffer {
     pub bytes: *mut c_void,
     pub nbytes: usize,
     pub filled: i32,
@@ -195,7 +195,7 @@ pub struct TtKernelRun {
 }
 
 #[repr(C)]
-pub struct TtKept {
+pub struct TtSurvivor {
     pub storage: *mut c_void,
     pub address: *mut c_void,
     pub nbytes: u64,
@@ -234,7 +234,7 @@ pub struct TtRecorded {
     pub id: i64,
     pub given: *const *mut c_void,
     pub n_given: usize,
-    pub kept: *const TtKept,
+    pub kept: *const TtSurvivor,
     pub n_kept: usize,
     pub n_hosts: usize,
     pub draws: i32,
@@ -257,7 +257,7 @@ pub struct TtFed {
 
 #[repr(C)]
 pub struct TtReplayed {
-    pub kept: *const TtKept,
+    pub kept: *const TtSurvivor,
     pub n_kept: usize,
     pub is_stale: i32,
 }

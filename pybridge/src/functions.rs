@@ -30,14 +30,14 @@ thread_local! {
 #[derive(Default)]
 struct Shown {
     given: Vec<*mut c_void>,
-    kept: Vec<TtKept>,
-    fresh: Vec<Made>,
+    kept: Vec<TtSurvivor>,
+    new_storages: Vec<Made>,
     undone: Vec<u32>,
 }
 
-fn kept(made: &Made) -> TtKept {
+fn kept(made: &Made) -> TtSurvivor {
     let storage = made.storage();
-    TtKept {
+    TtSurvivor {
         storage: context_of(storage.id),
         address: storage.address as *mut c_void,
         nbytes: made.nbytes,
@@ -401,9 +401,9 @@ unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed)
         let is_stale = loop {
             let mut engine = lock();
             note_memory_stack(&mut engine, memory_stack.as_ref());
-            shown.fresh.clear();
+            shown.new_storages.clear();
             let at = (stage.number, &made[..]);
-            match engine.replay(RecordingId(stage.id as u64), at, &given, &fed, &mut shown.fresh)? {
+            match engine.replay(RecordingId(stage.id as u64), at, &given, &fed, &mut shown.new_storages)? {
                 Replay::NeedTicket(ticket) => wait_for(engine, ticket, false)?,
                 Replay::Stale => break true,
                 Replay::Sent => {
@@ -413,7 +413,7 @@ unsafe extern "C" fn tt_replay(stage: *const TtStage, replayed: *mut TtReplayed)
             }
         };
         shown.kept.clear();
-        shown.kept.extend(shown.fresh.iter().map(kept));
+        shown.kept.extend(shown.new_storages.iter().map(kept));
         // SAFETY: `replayed` is valid for writes. The array is on the heap, so putting `shown` back does not move it.
         unsafe {
             *replayed = TtReplayed {

@@ -94,7 +94,7 @@ fn made(storage: *mut c_void) -> Result<*mut c_void, HostError> {
 fn result(out: &TtOut, resized: bool) -> HostResult<'_> {
     let kind = match out.kind {
         _ if resized => HostResultKind::Resized(out.input),
-        OUT_NEW => HostResultKind::Fresh(out.storage, out.nbytes),
+        OUT_NEW => HostResultKind::NewStorage(out.storage, out.nbytes),
         OUT_SAME => HostResultKind::Same(out.input),
         OUT_ALIAS => HostResultKind::Alias(out.input),
         OUT_HOST => HostResultKind::Host(out.input),

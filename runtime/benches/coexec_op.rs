@@ -1,4 +1,4 @@
-//! `in place`: the call is prepared beforehand, so the figure is for dispatch alone. `fresh`: each op has a new output,
+//! `in place`: the call is prepared beforehand, so the figure is for dispatch alone. `new output`: each op has a new output,
 //! and the figure includes preparing the call and dropping the previous tensor, as on the program's thread. `send`: the
 //! figure includes the last op of a block, which wakes GraphRunner.
 
@@ -12,7 +12,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fakes::{CoExecution, F32, Machine, Op, Store, Tensor, V};
 use tandem_runtime::engine::{Engine, Progress, Results, Sink};
 use tandem_runtime::site::Site;
-use tandem_runtime::storage::{FreshStorage, collects_deaths, died};
+use tandem_runtime::storage::{NewStorage, collects_deaths, died};
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::ids::StorageId;
 use tandem_tracegraph::tensor_meta::Dtype;
@@ -22,9 +22,9 @@ const OPS: usize = 64;
 struct Made(StorageId);
 
 impl Sink for Made {
-    fn outputs(&mut self, _: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
+    fn outputs(&mut self, _: &Call<'_>, results: Results<'_>, new_storages: &[NewStorage]) {
         black_box(&results);
-        if let [made] = fresh {
+        if let [made] = new_storages {
             self.0 = made.id;
         }
     }
@@ -87,7 +87,7 @@ fn in_place(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
     elapsed
 }
 
-fn fresh(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
+fn new_output(m: &CoExecution, x: &Tensor, w: &Tensor, timed: usize) -> Duration {
     let mut engine = m.engine();
     let mut sink = Made(id(x));
     let mut elapsed = Duration::ZERO;
@@ -116,8 +116,8 @@ fn coexec_op(c: &mut Criterion) {
     let cases: [(&str, Op, Iteration, usize); 4] = [
         ("in place", Op::Nop_, in_place, OPS - 2),
         ("in place, send", Op::Nop_, in_place, OPS - 1),
-        ("fresh", Op::Add, fresh, OPS - 1),
-        ("fresh, send", Op::Add, fresh, OPS),
+        ("new output", Op::Add, new_output, OPS - 1),
+        ("new output, send", Op::Add, new_output, OPS),
     ];
     for (name, op, iteration, timed) in cases {
         group.throughput(Throughput::Elements(timed as u64));

@@ -16,7 +16,7 @@ use tandem_tracegraph::call::InlineValue;
 use tandem_tracegraph::ids::{LocationId, Name, NodeId, OpId, StorageId};
 use tandem_tracegraph::node::Node;
 
-use crate::storage::FreshStorage;
+use crate::storage::NewStorage;
 
 /// Storage of a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,7 +114,7 @@ pub struct Made {
     held: bool,
     /// Number of the last part whose ops use the storage. Its run releases a storage that does not last.
     dropped: u32,
-    storage: FreshStorage,
+    storage: NewStorage,
 }
 
 /// Numbers of storages and host tensors that a call has used.
@@ -261,12 +261,12 @@ pub fn end_of(run: &BlockRun) -> Cursor {
 
 impl Made {
     /// Returns the storage that the recorded call made.
-    pub fn storage(&self) -> FreshStorage {
+    pub fn storage(&self) -> NewStorage {
         self.storage
     }
 
     /// Returns the same entry for the storage that a replay makes instead.
-    pub fn on(&self, storage: FreshStorage) -> Made {
+    pub fn on(&self, storage: NewStorage) -> Made {
         Made { storage, ..*self }
     }
 
@@ -277,18 +277,18 @@ impl Made {
 }
 
 impl Recording {
-    /// Adds an op whose feeds are `fed`. The last storages among the feeds are those that the op creates, `fresh`, with
+    /// Adds an op whose feeds are `fed`. The last storages among the feeds are those that the op creates, `new_storages`, with
     /// their sizes in bytes.
     pub fn push<'m>(
         &mut self,
         node: NodeId,
         variant: u32,
         fed: &Tail<'_>,
-        fresh: impl ExactSizeIterator<Item = (FreshStorage, &'m u64)>,
+        new_storages: impl ExactSizeIterator<Item = (NewStorage, &'m u64)>,
         device: u8,
     ) {
         let (run, from) = (fed.run, fed.from);
-        let inputs = run.storages.len() - from.storages - fresh.len();
+        let inputs = run.storages.len() - from.storages - new_storages.len();
         let at = Cursor {
             storages: self.slots.len(),
             offsets: self.offsets.len(),
@@ -306,7 +306,7 @@ impl Recording {
         self.numbers.extend_from_slice(&run.numbers[from.numbers..]);
         self.hosts.extend(run.hosts[from.hosts..].iter().cloned().map(Some));
         self.generators.extend_from_slice(&run.generators[from.generators..]);
-        for (i, (storage, nbytes)) in (0..).zip(fresh) {
+        for (i, (storage, nbytes)) in (0..).zip(new_storages) {
             let slot = Slot::Made(self.made.len() as u32);
             self.places.insert(storage.id, slot);
             self.written.remove(&storage.id);
@@ -425,7 +425,7 @@ impl Recording {
     }
 
     /// Ends the recording. `lives` says whether a storage is still in use.
-    pub fn finish(&mut self, lives: impl Fn(FreshStorage) -> bool) {
+    pub fn finish(&mut self, lives: impl Fn(NewStorage) -> bool) {
         self.close_fetch();
         let read = self.fetched.last().map_or(0, |last| last.at);
         let made_before = self.steps.get(read).map_or(self.made.len(), |step| step.made as usize);

@@ -47,54 +47,54 @@ impl RunPlace {
     }
 }
 
-/// Minimum number of passages and minimum duration of a trial. A trial that lasts [`LONG_TRIAL`] may have fewer
+/// Minimum number of passages and minimum duration of a trial. A trial that lasts [`LONG_TRIAL_TIME`] may have fewer
 /// passages.
-const TRIAL: u32 = 3;
-const TRIAL_TIME: Duration = Duration::from_millis(20);
-const LONG_TRIAL: Duration = Duration::from_millis(80);
+const MIN_TRIAL_PASSAGES: u32 = 3;
+const MIN_TRIAL_TIME: Duration = Duration::from_millis(20);
+const LONG_TRIAL_TIME: Duration = Duration::from_millis(80);
 /// Number of passages before the first trial of a place, in which the executor plans the place's runs.
-const LEARNING: u32 = 2;
+const LEARNING_PASSAGES: u32 = 2;
 /// Minimum and maximum number of trials of each place in a comparison, not counting each place's first trial.
-const ROUNDS: [usize; 2] = [2, 12];
+const TRIALS_OF_A_PLACE: [usize; 2] = [2, 12];
 /// Difference between the logarithms of the places' times that is plain: above it, a hold follows the first trial of
 /// the slower place, and a second trial decides. One trial alone may have been interrupted.
-const PLAIN: f64 = 0.5;
+const PLAIN_LOG_RATIO: f64 = 0.5;
 /// Number of passages before the first comparison, in which kernels are compiled and memory is allocated.
-const BEGINNING: u64 = 4;
+const FIRST_PASSAGES: u64 = 4;
 /// Number of passages in the kept place after the first counted trial of the other place that is not faster. The number
 /// doubles after each further such trial, up to eight times this.
-const REST: u64 = 30;
+const REST_PASSAGES: u64 = 30;
 /// Number of standard errors above which a difference is clear.
-const CLEAR: f64 = 3.0;
+const CLEAR_ERRORS: f64 = 3.0;
 /// Difference between the logarithms of the times above which a difference is clear if it separates every trial of one
 /// place from every trial of the other place. Occasional pauses of a program make the standard error large, so another
 /// criterion is needed.
-const APART: f64 = 0.1;
-/// Conditions for estimating the time per byte: each place has more trials than `FITTED`, and the determinant of the
-/// normal equations, relative to the product of their diagonal, is larger than `UNLIKE`. The determinant is small if
+const SEPARATE_LOG_RATIO: f64 = 0.1;
+/// Conditions for estimating the time per byte: each place has more trials than `MIN_FITTED_TRIALS`, and the determinant of the
+/// normal equations, relative to the product of their diagonal, is larger than `MIN_DETERMINANT`. The determinant is small if
 /// all trials have nearly the same ratio of bytes to ops.
-const FITTED: usize = 3;
-const UNLIKE: f64 = 0.001;
+const MIN_FITTED_TRIALS: usize = 3;
+const MIN_DETERMINANT: f64 = 0.001;
 /// Largest relative difference in bytes per op at which the places are compared before the time per byte is known.
-const ALIKE: f64 = 0.1;
+const MAX_BYTES_DIFFERENCE: f64 = 0.1;
 /// Lower bound of the standard deviation of a trial's time, as a fraction of the time.
-const NOISE: f64 = 0.03;
+const MIN_DEVIATION: f64 = 0.03;
 /// Number of passages between comparisons at first. The number doubles each time that the same place wins, up to the
 /// maximum.
-const HOLD: u64 = 200;
-const LONGEST_HOLD: u64 = 16 * HOLD;
+const HOLD_PASSAGES: u64 = 200;
+const MAX_HOLD_PASSAGES: u64 = 16 * HOLD_PASSAGES;
 /// Time in the kept place for each unit of time that trials of the other place have lost, which limits the loss to a
 /// fiftieth, and the longest such time.
-const SHARE: f64 = 50.0;
-const LONGEST_TIME: Duration = Duration::from_secs(30);
+const KEPT_PER_LOST_TIME: f64 = 50.0;
+const MAX_KEPT_TIME: Duration = Duration::from_secs(30);
 /// Number of passages in a window of observation.
-const WINDOW: usize = 16;
+const WINDOW_PASSAGES: usize = 16;
 /// Difference between the logarithms of the times per op in two windows that is a drift: a quarter.
-const DRIFT: f64 = 0.223;
+const DRIFT_LOG_RATIO: f64 = 0.223;
 /// Duration of a drift after which the places are compared again.
-const DRIFT_TIME: Duration = Duration::from_millis(500);
+const MIN_DRIFT_TIME: Duration = Duration::from_millis(500);
 /// Fraction by which the other place must be faster to replace the kept place.
-const MARGIN: f64 = 0.03;
+const MIN_GAIN: f64 = 0.03;
 
 /// One passage through a region: the time from one end of an iteration to the next end, or the part of an iteration
 /// that runs in a loop. It includes the time that the program spends between its last op and its next one (on loading
@@ -178,7 +178,7 @@ impl Cost {
     /// difference between the places.
     fn of(trials: &[Trials; 2]) -> Option<Cost> {
         let all = || trials.iter().flat_map(|t| t.iter().skip(1));
-        if trials.iter().any(|t| t.len() <= FITTED) {
+        if trials.iter().any(|t| t.len() <= MIN_FITTED_TRIALS) {
             return None;
         }
         let sum = |f: fn(f64, f64) -> f64| all().map(|t| f(t.ops / t.ns, t.bytes / t.ns)).sum::<f64>();
@@ -186,7 +186,7 @@ impl Cost {
         let (o, b) = (sum(|o, _| o), sum(|_, b| b));
         let determinant = oo * bb - ob * ob;
         let (op, byte) = ((o * bb - b * ob) / determinant, (b * oo - o * ob) / determinant);
-        let told = determinant > UNLIKE * oo * bb && op >= 0.0 && byte >= 0.0;
+        let told = determinant > MIN_DETERMINANT * oo * bb && op >= 0.0 && byte >= 0.0;
         told.then_some(Cost { op, byte })
     }
 
@@ -200,7 +200,7 @@ impl Cost {
 fn are_alike(trials: &[Trials; 2]) -> bool {
     let sum = |t: &Trials, f: fn(&Trial) -> f64| t.iter().map(f).sum::<f64>();
     let [a, b] = trials.each_ref().map(|t| sum(t, |t| t.bytes) / sum(t, |t| t.ops).max(1.0));
-    (a - b).abs() <= ALIKE * a.max(b)
+    (a - b).abs() <= MAX_BYTES_DIFFERENCE * a.max(b)
 }
 
 /// Statistics of one place's trials: logarithms of measured time over expected time.
@@ -264,7 +264,7 @@ impl Scores {
         distances.sort_unstable_by(f64::total_cmp);
         let deviation = if distances.is_empty() { 0.0 } else { 1.48 * median(&distances) };
         let n = self.rest.len().max(1) as f64;
-        std::f64::consts::FRAC_PI_2 * deviation.max(NOISE).powi(2) / n
+        std::f64::consts::FRAC_PI_2 * deviation.max(MIN_DEVIATION).powi(2) / n
     }
 }
 
@@ -272,7 +272,7 @@ impl Scores {
 #[derive(Clone, Default, Debug)]
 struct Watch {
     /// Scores of the passages in the current window, and the total time of these passages.
-    scores: SmallVec<[f64; WINDOW]>,
+    scores: SmallVec<[f64; WINDOW_PASSAGES]>,
     took: Duration,
     /// Median score of the first window after the comparison.
     reference: Option<f64>,
@@ -288,17 +288,17 @@ impl Watch {
         let trial = Trial { ops: passage.ops as f64, bytes: passage.bytes as f64, ns };
         self.scores.push((ns.max(1.0) / cost.expected(&trial).max(1.0)).ln());
         self.took += took;
-        if self.scores.len() < WINDOW {
+        if self.scores.len() < WINDOW_PASSAGES {
             return false;
         }
         self.scores.sort_unstable_by(f64::total_cmp);
         let middle = median(&self.scores);
         let reference = *self.reference.get_or_insert(middle);
-        let has_drifted = (middle - reference).abs() > DRIFT;
+        let has_drifted = (middle - reference).abs() > DRIFT_LOG_RATIO;
         self.drifted = if has_drifted { self.drifted + self.took } else { Duration::ZERO };
         self.scores.clear();
         self.took = Duration::ZERO;
-        self.drifted >= DRIFT_TIME
+        self.drifted >= MIN_DRIFT_TIME
     }
 }
 
@@ -338,7 +338,7 @@ struct Hold {
 impl Hold {
     /// A hold after trials in the worse place have lost `lost` nanoseconds.
     fn after(passages: u64, lost: f64, trials: [Trials; 2]) -> Hold {
-        let time = Duration::from_nanos((lost * SHARE).max(0.0) as u64).min(LONGEST_TIME);
+        let time = Duration::from_nanos((lost * KEPT_PER_LOST_TIME).max(0.0) as u64).min(MAX_KEPT_TIME);
         Hold { passages, time, trials }
     }
 
@@ -385,19 +385,21 @@ impl Comparison {
 
     /// Returns whether the trials show which place is better, or each place has had the maximum number of trials.
     fn is_clear(scores: &[Scores; 2], kept: RunPlace, comparable: bool) -> bool {
-        let [fewest, most] = ROUNDS;
+        let [fewest, most] = TRIALS_OF_A_PLACE;
         let [ours, others] = [&scores[kept as usize], &scores[kept.other() as usize]];
         let (rounds, gain) = (ours.count().min(others.count()), ours.median() - others.median());
         match rounds {
             n if !comparable => n >= most,
             n if n < fewest => {
-                ours.first.is_some() && others.count() > 0 && ours.median() - others.least() < -PLAIN
+                ours.first.is_some()
+                    && others.count() > 0
+                    && ours.median() - others.least() < -PLAIN_LOG_RATIO
             }
             n => {
                 let apart = (ours.least() - others.most()).max(others.least() - ours.most());
                 n >= most
-                    || apart > APART
-                    || gain.abs() > CLEAR * (ours.variance() + others.variance()).sqrt()
+                    || apart > SEPARATE_LOG_RATIO
+                    || gain.abs() > CLEAR_ERRORS * (ours.variance() + others.variance()).sqrt()
             }
         }
     }
@@ -417,8 +419,8 @@ impl Placement {
             fixed: false,
             now: first,
             kept: first,
-            state: State::Holding(Hold::after(BEGINNING, 0.0, Default::default())),
-            hold: HOLD,
+            state: State::Holding(Hold::after(FIRST_PASSAGES, 0.0, Default::default())),
+            hold: HOLD_PASSAGES,
             measured: None,
             cost: Cost::PLAIN,
             watch: Watch::default(),
@@ -492,22 +494,22 @@ impl Placement {
                 self.kept = self.kept.other();
             }
             let [ours, others] = [middle[self.kept as usize], middle[self.kept.other() as usize]];
-            let is_plain = ours > 0.0 && others > ours * PLAIN.exp();
+            let is_plain = ours > 0.0 && others > ours * PLAIN_LOG_RATIO.exp();
             let rests = self.now != self.kept && others >= ours && (rounds > 0 || is_plain);
             self.now = self.now.other();
             self.state = if rests {
                 self.measured = Some(middle);
                 let lost = trial.ns * (1.0 - ours / others);
-                State::Holding(Hold::after(REST << rounds.saturating_sub(1).min(3), lost, trials))
+                State::Holding(Hold::after(REST_PASSAGES << rounds.saturating_sub(1).min(3), lost, trials))
             } else {
                 State::Comparing(Comparison { settled: true, ..Comparison::after(trials) })
             };
             return;
         }
         let [ours, others] = [middle[self.kept as usize], middle[self.kept.other() as usize]];
-        let same = others > ours * (1.0 - MARGIN);
+        let same = others > ours * (1.0 - MIN_GAIN);
         self.kept = if same { self.kept } else { self.kept.other() };
-        self.hold = if same { (self.hold * 2).min(LONGEST_HOLD) } else { HOLD };
+        self.hold = if same { (self.hold * 2).min(MAX_HOLD_PASSAGES) } else { HOLD_PASSAGES };
         self.now = self.kept;
         self.measured = Some(middle);
         (self.cost, self.watch) = (cost, Watch::default());
@@ -528,7 +530,7 @@ impl Placement {
                     self.state = State::Comparing(Comparison::after(std::mem::take(&mut hold.trials)));
                 } else if self.measured.is_some() && self.watch.add(&passage, &self.cost) {
                     tracing::debug!(kept = self.kept.name(), "the time per op has drifted");
-                    (self.hold, self.watch) = (HOLD, Watch::default());
+                    (self.hold, self.watch) = (HOLD_PASSAGES, Watch::default());
                     self.state = State::Holding(Hold::after(0, 0.0, Default::default()));
                 }
                 return;
@@ -538,18 +540,18 @@ impl Placement {
         if !comparison.settled || comparison.ended {
             return;
         }
-        if comparison.trials[self.now as usize].is_empty() && comparison.learnt < LEARNING {
+        if comparison.trials[self.now as usize].is_empty() && comparison.learnt < LEARNING_PASSAGES {
             comparison.learnt += 1;
             // Runs of the last learning passage may be pending. They do not belong to the trial.
-            comparison.settled = comparison.learnt < LEARNING;
+            comparison.settled = comparison.learnt < LEARNING_PASSAGES;
             return;
         }
         comparison.passages += 1;
         comparison.ops += passage.ops;
         comparison.bytes += passage.bytes;
         comparison.took += passage.at_work();
-        let enough = comparison.passages >= TRIAL && comparison.took >= TRIAL_TIME;
-        comparison.ended = enough || comparison.took >= LONG_TRIAL;
+        let enough = comparison.passages >= MIN_TRIAL_PASSAGES && comparison.took >= MIN_TRIAL_TIME;
+        comparison.ended = enough || comparison.took >= LONG_TRIAL_TIME;
     }
 }
 
@@ -636,7 +638,7 @@ mod tests {
         let mut placement = Placement::new(None, true);
         // Comparisons are rare after the same place has won several times in a row.
         run(&mut placement, 3000, 10, 20);
-        assert!(placement.hold > 4 * HOLD, "{placement:?}");
+        assert!(placement.hold > 4 * HOLD_PASSAGES, "{placement:?}");
         let places = run(&mut placement, 150, 30, 20);
         assert_eq!(placement.kept(), RunPlace::Inline, "{places:?}");
     }
@@ -723,7 +725,7 @@ mod tests {
     #[test]
     fn trials_take_a_small_share_of_the_time() {
         let mut placement = Placement::new(None, true);
-        // The iterations are so short that [`HOLD`] of them take less time than a comparison.
+        // The iterations are so short that [`HOLD_PASSAGES`] of them take less time than a comparison.
         let mut spent = [0u64; 2];
         for _ in 0..200_000 {
             if placement.settles() {

@@ -100,7 +100,7 @@ impl Entry {
 
 /// Newly created storage.
 #[derive(Clone, Copy, Debug)]
-pub struct FreshStorage {
+pub struct NewStorage {
     /// Id of the storage.
     pub id: StorageId,
     /// Fake address of the storage, in the inaccessible range.
@@ -214,7 +214,7 @@ impl Storages {
     }
 
     /// Adds a storage of `nbytes` bytes on a device, with its name in this iteration.
-    pub fn create(&mut self, nbytes: u64, device: u8, name: Name) -> FreshStorage {
+    pub fn create(&mut self, nbytes: u64, device: u8, name: Name) -> NewStorage {
         if self.held.len() <= usize::from(device) {
             self.held.resize(usize::from(device) + 1, Held::default());
         }
@@ -228,7 +228,7 @@ impl Storages {
         if let Some(history) = &mut self.history {
             history.created(id, memory);
         }
-        FreshStorage { id, address }
+        NewStorage { id, address }
     }
 
     /// Adds a storage that the program never sees. The run that uses the storage last releases its id. Its bytes are
@@ -239,7 +239,7 @@ impl Storages {
     }
 
     /// Returns whether a storage is live. If its id has been reused since, it is not: the address differs.
-    pub fn lives(&self, storage: FreshStorage) -> bool {
+    pub fn lives(&self, storage: NewStorage) -> bool {
         self.entries.get(storage.id.index()).is_some_and(|e| e.live && e.address == storage.address)
     }
 

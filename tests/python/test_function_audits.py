@@ -84,3 +84,24 @@ def test_a_gradient_that_itself_requires_grad():
         step(torch.ones(3, device="tandem"))
     assert weight.grad.tolist() == [24, 24, 24]
     assert step.cache_info().hits >= 8, step.reason()
+
+
+def test_captured_memory_that_becomes_a_gradients():
+    weight = torch.nn.Parameter(torch.ones(3, device="tandem"))
+    captured = torch.ones(3, device="tandem")
+    step = torch_tandem.function(lambda x: x * captured + weight.detach(), audit=2)
+    for i in range(30):
+        if i == 13:
+            weight.grad = captured
+        x = data(3, seed=i)
+        assert torch.equal(step(x.to("tandem")).cpu(), x + 1)
+    replayed(step, 4)
+
+
+def test_calls_from_code_that_dynamo_compiles_are_no_audits():
+    step = torch_tandem.function(lambda x: x * 2 + 1, audit=2)
+    compiled = torch.compile(lambda x: step(x), backend="eager")
+    for i in range(30):
+        x = data(3, seed=i)
+        assert torch.equal((compiled if i % 3 == 2 else step)(x.to("tandem")).cpu(), x * 2 + 1)
+    replayed(step, 4)

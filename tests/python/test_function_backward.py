@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch_tandem
-from functions import both, data, mlp, replayed, same
+from functions import REFERENCE, both, data, mlp, replayed, same
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import register_dataclass
@@ -555,6 +555,8 @@ def test_double_backward_of_a_call_that_cannot_be_made_again():
     y = forward(data(3, 4).to("tandem"))
     with pytest.raises(RuntimeError, match="create_graph"):
         torch.autograd.grad(y.sum(), weight, create_graph=True)
+    y = forward(data(3, 4).to("tandem"))
+    torch.autograd.grad(y.sum(), weight, create_graph=True)
 
 
 def test_a_pass_after_everything_was_forgotten_runs_python_again():
@@ -566,6 +568,41 @@ def test_a_pass_after_everything_was_forgotten_runs_python_again():
     torch_tandem.reset()
     y.sum().backward()
     assert torch.equal(weight.grad, expected)
+
+
+SECOND_PASSES = {
+    "a number is saved": lambda x: x * 3.0,
+    "nothing is saved": lambda x: x + 1,
+    "a result is saved": lambda x: x.tanh(),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_PASSES)
+def test_a_second_pass_fails_where_nodes_of_autograd_have_freed_something(name):
+    def run(device, wrap):
+        call, seen = wrap(SECOND_PASSES[name]), []
+        for i in range(20):
+            x = data(3, seed=i).to(device).requires_grad_()
+            y = call(x).sum()
+            y.backward()
+            try:
+                y.backward()
+            except RuntimeError as error:
+                seen.append("second time" in str(error))
+            seen.append(x.grad.tolist())
+        return seen
+
+    wrapped = torch_tandem.function(SECOND_PASSES[name])
+    assert run("tandem", lambda call: wrapped) == run(REFERENCE, lambda call: call)
+    replayed(wrapped, 5)
+
+
+def test_an_argument_on_the_host_that_requires_grad():
+    call = torch_tandem.function(lambda x, host: x * host.to("tandem"))
+    for i in range(20):
+        x, host = data(3, seed=i), data(3, seed=100 + i).requires_grad_()
+        call(x.to("tandem"), host).sum().backward()
+        assert torch.equal(host.grad, x)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 14, 20])

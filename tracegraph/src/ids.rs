@@ -66,9 +66,9 @@ impl Name {
     /// Any storage, for an input with too many different sources.
     pub const ANY: Name = Name(u64::MAX - 1);
 
-    /// The storage with index `fresh` among those that `node` creates, in any round of a loop.
-    pub fn made_by(node: NodeId, fresh: u16) -> Name {
-        Name(u64::from(node.0) << 16 | u64::from(fresh))
+    /// The storage with index `number` among those that `node` creates, in any round of a loop.
+    pub fn made_by(node: NodeId, number: u16) -> Name {
+        Name(u64::from(node.0) << 16 | u64::from(number))
     }
 
     /// The node that creates the storage, and the storage's index there. `None` for [`Name::STATE`] and
@@ -82,7 +82,7 @@ impl std::fmt::Display for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.as_made() {
             Some((node, 0)) => write!(f, "%{}", node.0),
-            Some((node, fresh)) => write!(f, "%{}.{fresh}", node.0),
+            Some((node, number)) => write!(f, "%{}.{number}", node.0),
             None if *self == Name::STATE => write!(f, "state"),
             None => write!(f, "any"),
         }

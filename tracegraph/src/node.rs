@@ -285,7 +285,7 @@ pub enum OutSpec {
     /// An undefined tensor.
     Undefined,
     /// A window on a storage that the call created.
-    Fresh {
+    NewStorage {
         /// Index among the storages that the call created.
         storage: u16,
         /// Metadata of the window.
@@ -327,7 +327,7 @@ pub struct Outputs {
     /// Outputs in order. The items of a list follow its [`OutSpec::List`].
     pub outs: Vec<OutSpec>,
     /// Size in bytes of each storage that the call created.
-    pub fresh: SmallVec<[u64; 2]>,
+    pub new_storages: SmallVec<[u64; 2]>,
     /// Inputs whose metadata the call changed.
     pub resized: Vec<Resized>,
 }
@@ -336,8 +336,9 @@ impl Outputs {
     /// Whether these outputs equal `others`, except that their storages may be larger. PyTorch's kernels make some
     /// storages larger than the output needs; executors need not do so.
     pub fn covers(&self, others: &Outputs) -> bool {
-        let sizes = || self.fresh.iter().zip(&others.fresh);
-        (&self.outs, &self.resized, self.fresh.len()) == (&others.outs, &others.resized, others.fresh.len())
+        let sizes = || self.new_storages.iter().zip(&others.new_storages);
+        (&self.outs, &self.resized, self.new_storages.len())
+            == (&others.outs, &others.resized, others.new_storages.len())
             && sizes().all(|(own, other)| own >= other)
     }
 }

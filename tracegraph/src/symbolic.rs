@@ -102,7 +102,7 @@ fn cost_ns(graph: &TraceGraph, node: NodeId, is_contraction: &dyn Fn(NodeId) -> 
     let Some(variant) = graph.node(node).variants.first() else { return 2_000 };
     let elements = |numel: i64| numel.max(0) as u64;
     let read: u64 = variant.metas.iter().map(|m| elements(m.numel())).sum();
-    let made: u64 = variant.outputs.fresh.iter().map(|b| b / 4).sum();
+    let made: u64 = variant.outputs.new_storages.iter().map(|b| b / 4).sum();
     let traffic = 2_000 + (read + made) / 4;
     if !is_contraction(node) {
         return traffic;

@@ -170,7 +170,7 @@ fn arg_text(spec: &ArgSpec, inputs: &mut impl Iterator<Item = String>) -> String
 
 fn shape(out: &OutSpec) -> Option<String> {
     match out {
-        OutSpec::Fresh { meta, .. } | OutSpec::Alias { meta, .. } => {
+        OutSpec::NewStorage { meta, .. } | OutSpec::Alias { meta, .. } => {
             Some(format!("{}{:?}", meta.dtype.name(), meta.sizes()))
         }
         OutSpec::Same(i) => Some(format!("input {i}")),

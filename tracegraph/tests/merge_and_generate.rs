@@ -109,8 +109,8 @@ impl Program {
         if self.graph.node(node).variant(&call, &info, 0).is_none() {
             let meta = TensorMeta::new(&sizes, &[1], Dtype(6), 0);
             let outputs = Outputs {
-                outs: vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }],
-                fresh: [n as u64 * 4].into_iter().collect(),
+                outs: vec![OutSpec::NewStorage { storage: 0, meta, offset: 0 }],
+                new_storages: [n as u64 * 4].into_iter().collect(),
                 resized: vec![],
             };
             let variant = Variant::of(&self.graph.node(node).key, &call, &info, outputs);

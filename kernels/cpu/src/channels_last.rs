@@ -6,7 +6,7 @@
 //! such contents, with the same bits as in row-major order. All other accesses bring the contents back to row-major
 //! order first (see [`CpuDevice`](crate::device::CpuDevice)).
 
-use crate::shared::Shared;
+use crate::shared::SendPtr;
 use crate::vector::{MAX_LANES, Vector, with_vectors};
 use tandem_executor::host::HostKernels;
 use tandem_executor::plan::Slot;
@@ -99,7 +99,7 @@ impl Planes {
             Order::ChannelsLast => [channels, pixels],
             Order::RowMajor => [pixels, channels],
         };
-        let (from, to) = (Shared(from.cast_mut()), Shared(to));
+        let (from, to) = (SendPtr(from.cast_mut()), SendPtr(to));
         let bands = columns.div_ceil(BAND);
         let grain = (GRAIN / (rows * BAND.min(columns))) as f64;
         let body = |begin: usize, end: usize| {

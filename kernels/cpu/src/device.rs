@@ -97,7 +97,7 @@ impl CpuDevice {
         location: LocationId,
     ) -> Result<Option<Made>, CallFailure> {
         if let Implementation::Native(native) = implementation
-            && let Some(made) = self.on_channels_last(native, call, &outputs.fresh)
+            && let Some(made) = self.on_channels_last(native, call, &outputs.new_storages)
         {
             return Ok(Some(made));
         }
@@ -106,7 +106,7 @@ impl CpuDevice {
         let mut made: SmallVec<[Buffer; 2]> = SmallVec::new();
         let done = match implementation {
             Implementation::Native(native) => {
-                let allocated = self.storages.make(&outputs.fresh);
+                let allocated = self.storages.make(&outputs.new_storages);
                 made = allocated.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
                 // SAFETY: `resolve` named live buffers in row-major order, which only this call uses now. The kernel
                 // is this call's, `made` are its outputs, and `permits` holds for what was chosen.
@@ -136,7 +136,7 @@ impl CpuDevice {
             Some(made) => made,
             None => self.call_host_as(op.call, outputs, location)?,
         };
-        for (id, contents) in op.fresh.iter().zip(made) {
+        for (id, contents) in op.new_storages.iter().zip(made) {
             self.storages.set(*id, contents);
         }
         Ok(())
@@ -154,7 +154,7 @@ impl CpuDevice {
         let mut outs = outputs.outs.iter();
         let mut agrees = true;
         let mut sink = |result: HostResult<'_>| {
-            if let HostResultKind::Fresh(ptr, _) = result.kind
+            if let HostResultKind::NewStorage(ptr, _) = result.kind
                 && !made.iter().any(|b| b.as_ptr() == ptr)
             {
                 // SAFETY: buffers are alive while the host passes results.
@@ -169,7 +169,7 @@ impl CpuDevice {
         if let Err(e) = unsafe { host.call(call, &mut sink) } {
             return Err(self.raised(call, location, e));
         }
-        if !agrees || made.len() != outputs.fresh.len() {
+        if !agrees || made.len() != outputs.new_storages.len() {
             return Err(self.failure(call, location, Cause::Metadata));
         }
         Ok(made.into_iter().map(Contents::Ready).collect())
@@ -200,7 +200,7 @@ impl CpuDevice {
 
     /// Computes a call in its kernel's form for channels-last contents. `None` if the form is not preferred, one of its
     /// tensors is fed or does not fill its storage, or a storage has no buffer.
-    fn on_channels_last(&mut self, native: &Native, call: &Call<'_>, fresh: &[u64]) -> Option<Made> {
+    fn on_channels_last(&mut self, native: &Native, call: &Call<'_>, new_storages: &[u64]) -> Option<Made> {
         let form = native.on_channels_last.as_deref().filter(|form| form.preferred)?;
         let of_input = |input: usize| {
             let mut slots = native.slots.iter().zip(&form.planes);
@@ -229,7 +229,7 @@ impl CpuDevice {
             let (_, planes) = orders.iter().find(|(other, _)| *other == id)?;
             input.place = Place::Buffer(self.storages.ordered(id, *planes).ok()?.as_ptr());
         }
-        let made = self.storages.make(fresh).map_err(|e| drop(Exception::adopt(e, self.host))).ok()?;
+        let made = self.storages.make(new_storages).map_err(|e| drop(Exception::adopt(e, self.host))).ok()?;
         // SAFETY: the call names live buffers in the form's orders, which only this op uses now. The kernel is this
         // call's, and `made` have the sizes of its outputs.
         if !unsafe { implementation::run(native, &form.work, &given, &made, self.host) } {
@@ -237,7 +237,7 @@ impl CpuDevice {
         }
         let order = |storage: usize| {
             let mut slots = native.slots.iter().zip(&form.planes);
-            slots.find(|(slot, _)| slot.fresh() == Some(storage)).and_then(|(_, planes)| *planes)
+            slots.find(|(slot, _)| slot.new_storage() == Some(storage)).and_then(|(_, planes)| *planes)
         };
         let contents =
             made.into_iter().enumerate().map(|(number, buffer)| Contents::of(buffer, order(number)));
@@ -348,7 +348,7 @@ fn storage_of(call: &Call<'_>, input: u32) -> Option<StorageId> {
 
 fn out_agrees(out: &OutSpec, result: &HostResult<'_>, call: &Call<'_>) -> bool {
     match (out, result.kind) {
-        (OutSpec::Fresh { meta, offset, .. }, HostResultKind::Fresh(..)) => {
+        (OutSpec::NewStorage { meta, offset, .. }, HostResultKind::NewStorage(..)) => {
             *offset == result.offset && meta.matches(result.sizes, result.strides, result.dtype, result.flags)
         }
         (OutSpec::Alias { meta, .. }, HostResultKind::Alias(_)) => {
@@ -440,7 +440,7 @@ impl Immediate for CpuDevice {
             Some(made) => (known.unwrap_or_default(), made),
             None => self.call_host(&resolved, known.is_none(), location)?,
         };
-        for (contents, nbytes) in made.into_iter().zip(&outputs.fresh) {
+        for (contents, nbytes) in made.into_iter().zip(&outputs.new_storages) {
             self.storages.set(name_fresh(*nbytes), contents);
         }
         Ok(outputs)
@@ -463,7 +463,7 @@ impl Device for CpuDevice {
         let written: Ids = op.declared.writes.iter().filter_map(|i| storage_of(op.call, *i)).collect();
         if let Err(failure) = self.step(op) {
             tracing::warn!(%failure, "an op failed; what it would have written is poisoned");
-            for (id, nbytes) in op.fresh.iter().zip(&op.variant.outputs.fresh) {
+            for (id, nbytes) in op.new_storages.iter().zip(&op.variant.outputs.new_storages) {
                 self.poison(*id, *nbytes, &failure);
             }
             for id in written {
@@ -488,7 +488,7 @@ impl Device for CpuDevice {
         if fused.needed.iter().any(|place| self.storages.ordered(id(*place), planes(*place)).is_err()) {
             return false;
         }
-        for (place, nbytes) in &fused.fresh {
+        for (place, nbytes) in &fused.new_storages {
             match Buffer::new(*nbytes, host) {
                 Ok(made) => {
                     self.storages.set(id(*place), Contents::of(made, planes(*place)));
@@ -496,7 +496,7 @@ impl Device for CpuDevice {
                 Err(e) => {
                     // The ops then run one by one, and each allocates its own outputs or raises.
                     drop(Exception::adopt(e, host));
-                    fused.fresh.iter().for_each(|(place, _)| self.release(id(*place)));
+                    fused.new_storages.iter().for_each(|(place, _)| self.release(id(*place)));
                     return false;
                 }
             }
@@ -518,9 +518,9 @@ impl Device for CpuDevice {
         };
         let data: SmallVec<[*mut u8; 16]> = fused.group.slots.iter().map(begin).collect();
         let params: SmallVec<[u64; 16]> = fused.group.params.iter().map(|p| p.bits(span)).collect();
-        // SAFETY: the plan compiled the group for these slots. `needed` and `fresh` storages have buffers, which only
-        // this thread and the threads that help it use now. The planner groups only ops whose windows do not overlap,
-        // unless they are the same window.
+        // SAFETY: the plan compiled the group for these slots. The storages in `needed` and `new_storages` have buffers,
+        // which only this thread and the threads that help it use now. The planner groups only ops whose windows do not
+        // overlap, unless they are the same window.
         unsafe { form.map_or(&fused.group.work, |form| &form.work).run(host, &data, &params) }
     }
 

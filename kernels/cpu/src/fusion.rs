@@ -6,7 +6,7 @@ use crate::device::CpuDevice;
 use crate::implementation::{Rule, Site};
 use crate::table;
 use crate::tiles::computation::{Computation, Work};
-use tandem_executor::ops::express::{Assignment, Formats, Param, Window, assignments};
+use tandem_executor::ops::express::{Assignment, Formats, Param, TensorGeometry, assignments};
 use tandem_executor::ops::registry::Operators;
 use tandem_executor::plan::{Draft, Ending, Feed, Fuser, RowSums, Slot};
 use tandem_executor::run::OpRun;
@@ -26,7 +26,7 @@ impl Fuser for CpuDevice {
     fn alone(
         &mut self,
         op: &OpRun<'_, '_>,
-        slot: &dyn Fn(&Window) -> Slot,
+        slot: &dyn Fn(&TensorGeometry) -> Slot,
         feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         match self.rule(op)? {

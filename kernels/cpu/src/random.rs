@@ -8,7 +8,7 @@
 use tandem_tracegraph::call::{Arg, Call, Place};
 use tandem_tracegraph::tensor_meta::{Dtype, flags};
 
-use crate::shared::Shared;
+use crate::shared::SendPtr;
 use crate::widest::widest;
 use tandem_executor::host::{HostKernels, Mt19937, temper};
 
@@ -89,7 +89,7 @@ pub unsafe fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
     // uses it while the op runs.
     let out = unsafe {
         let first = host.buffer_bytes(storage).0.cast::<f32>().add(input.offset as usize);
-        Shared(first).slice(0, expected as usize)
+        SendPtr(first).slice(0, expected as usize)
     };
     // SAFETY: the generator is null or the call's, which lives as long as the call.
     unsafe { host.draw(generator, &mut |twister| bernoulli(twister, *p, out)) }

@@ -2,14 +2,14 @@
 
 /// An address that threads share; different threads access different elements.
 #[derive(Clone, Copy)]
-pub struct Shared<T>(pub *mut T);
+pub struct SendPtr<T>(pub *mut T);
 
 // SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
-unsafe impl<T> Send for Shared<T> {}
+unsafe impl<T> Send for SendPtr<T> {}
 // SAFETY: dereferencing is left to unsafe code, which keeps the elements of different threads disjoint.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SendPtr<T> {}
 
-impl<T> Shared<T> {
+impl<T> SendPtr<T> {
     /// Returns the address of the first element.
     pub fn get(self) -> *mut T {
         self.0

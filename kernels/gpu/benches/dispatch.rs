@@ -89,9 +89,9 @@ fn thread_cpu_time() -> Duration {
 /// `y = x + alpha * x` for `n` elements.
 fn addition(n: i64) -> OpDeclaration {
     let meta = TensorMeta::new(&[n], &[1], Dtype::FLOAT32, 0);
-    let out = OutSpec::Fresh { storage: 0, meta: meta.clone(), offset: 0 };
+    let out = OutSpec::NewStorage { storage: 0, meta: meta.clone(), offset: 0 };
     let outputs =
-        Outputs { outs: vec![out], fresh: [n as u64 * 4].into_iter().collect(), resized: Vec::new() };
+        Outputs { outs: vec![out], new_storages: [n as u64 * 4].into_iter().collect(), resized: Vec::new() };
     let variant = Variant::new(vec![meta.clone(), meta].into(), Box::default(), outputs);
     OpDeclaration {
         key: NodeKey {

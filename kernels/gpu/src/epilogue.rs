@@ -66,7 +66,7 @@ impl<'d> Epilogue<'d> {
         used[window]?;
         let outputs = &before.op.variant.outputs;
         let numel = match outputs.outs.first()? {
-            OutSpec::Fresh { storage: 0, meta, offset: 0 } => meta.numel(),
+            OutSpec::NewStorage { storage: 0, meta, offset: 0 } => meta.numel(),
             _ => return None,
         };
         // The lane's other storages must exist before the op runs, and the lane must not write what the op reads.
@@ -96,7 +96,7 @@ impl<'d> Epilogue<'d> {
     /// Changes a kernel's stores to the op's first new tensor into the stores of the epilogue. Returns whether the
     /// kernel has such stores; `None` if they cannot be changed.
     pub fn join(&self, k: &mut Kernel) -> Option<bool> {
-        let own = |k: &Kernel, buf: u32| k.bufs[buf as usize].tensor == Ref::Fresh(0);
+        let own = |k: &Kernel, buf: u32| k.bufs[buf as usize].tensor == Ref::NewStorage(0);
         if !(0..k.bufs.len()).any(|buf| k.bufs[buf].written && own(k, buf as u32)) {
             return Some(false);
         }

@@ -115,7 +115,7 @@ impl fmt::Display for KernelGroup {
 fn slot_of(tensor: Ref) -> Option<u16> {
     match tensor {
         Ref::Input(slot) => Some(slot as u16),
-        Ref::Fresh(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => None,
+        Ref::NewStorage(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => None,
     }
 }
 

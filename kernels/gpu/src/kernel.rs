@@ -212,7 +212,7 @@ impl Kernel {
     pub fn window(&mut self, tensor: Ref, mem: Mem, sizes: &[i64], strides: &[i64], written: bool) -> Tensor {
         let offset = match tensor {
             Ref::Input(_) => Some(Word::Offset(tensor, mem)),
-            Ref::Fresh(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => None,
+            Ref::NewStorage(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => None,
         };
         self.window_from(offset, tensor, mem, View { sizes, strides }, written)
     }
@@ -451,7 +451,7 @@ impl Kernel {
         }
         for buf in &mut self.bufs {
             // Addresses in inputs already include an offset parameter.
-            if matches!(buf.tensor, Ref::Fresh(_) | Ref::Temp(_)) {
+            if matches!(buf.tensor, Ref::NewStorage(_) | Ref::Temp(_)) {
                 buf.base = Some(self.words.len() as u32);
                 self.words.push(Word::Offset(buf.tensor, buf.mem));
             }

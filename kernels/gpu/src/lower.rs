@@ -85,7 +85,7 @@ impl Lowered {
                 let resized = self.outputs.resized.iter().find(|r| r.input == i);
                 resized.map_or_else(|| inputs[i as usize].meta().extent_bytes(0), |r| r.meta.extent_bytes(0))
             }
-            Ref::Fresh(i) => self.outputs.fresh[i as usize],
+            Ref::NewStorage(i) => self.outputs.new_storages[i as usize],
             Ref::Temp(i) => self.temps[i as usize],
             Ref::Faults => 4,
             // Windows of groups are always bound as a whole, so their extent is not needed.
@@ -165,7 +165,7 @@ impl Operand {
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Elements of a window.
-    Window(Tensor),
+    TensorGeometry(Tensor),
     /// One value for all elements.
     Value(E),
 }
@@ -174,7 +174,7 @@ impl Source {
     /// The window, if the values are elements of one.
     pub fn window(&self) -> Option<&Tensor> {
         match self {
-            Source::Window(t) => Some(t),
+            Source::TensorGeometry(t) => Some(t),
             Source::Value(_) => None,
         }
     }
@@ -182,7 +182,7 @@ impl Source {
     /// The value at these coordinates.
     pub fn at(&self, k: &Kernel, coords: &[E]) -> E {
         match self {
-            Source::Window(t) => k.load(t, coords),
+            Source::TensorGeometry(t) => k.load(t, coords),
             Source::Value(e) => e.clone(),
         }
     }
@@ -256,8 +256,8 @@ impl<'a> Lowering<'a> {
     /// The finished lowering. Returns `None` if there is an epilogue that is not computed by exactly one kernel, or if
     /// other commands access the op's first new tensor.
     pub fn finish(self) -> Option<Lowered> {
-        let clears = |action: &Action| matches!(action, Action::Clear(Ref::Fresh(0), _));
-        let touches = |action: &&Action| matches!(action, Action::Dispatch { tensors, .. } if tensors.contains(&Ref::Fresh(0)));
+        let clears = |action: &Action| matches!(action, Action::Clear(Ref::NewStorage(0), _));
+        let touches = |action: &&Action| matches!(action, Action::Dispatch { tensors, .. } if tensors.contains(&Ref::NewStorage(0)));
         if let Some((_, ended)) = self.epilogue {
             let actions = &self.lowered.actions;
             let once = ended == 1 && actions.iter().filter(touches).count() == 1;
@@ -461,7 +461,7 @@ impl<'a> Lowering<'a> {
     /// existing tensor does not fit.
     pub fn destination(&mut self, n: usize, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
         let Some(arg) = self.written.iter().enumerate().filter(|(_, w)| **w).map(|(i, _)| i).nth(n) else {
-            return self.fresh(sizes, strides, dtype);
+            return self.new_storage(sizes, strides, dtype);
         };
         let mut given = self.tensor(arg)?;
         if given.sizes[..] != *sizes && given.numel() == 0 && self.has_out() {
@@ -499,16 +499,16 @@ impl<'a> Lowering<'a> {
 
     /// Adds a new tensor as the next output. Returns `None` for negative sizes or strides, for which the host path
     /// raises PyTorch's error.
-    pub fn fresh(&mut self, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
+    pub fn new_storage(&mut self, sizes: &[i64], strides: &[i64], dtype: Dtype) -> Option<Operand> {
         if sizes.iter().chain(strides).any(|n| *n < 0) {
             return None;
         }
         let meta = TensorMeta::new(sizes, strides, dtype, 0);
-        let storage = self.lowered.outputs.fresh.len() as u16;
-        self.lowered.outputs.fresh.push(meta.extent_bytes(0));
-        self.lowered.outputs.outs.push(OutSpec::Fresh { storage, meta, offset: 0 });
+        let storage = self.lowered.outputs.new_storages.len() as u16;
+        self.lowered.outputs.new_storages.push(meta.extent_bytes(0));
+        self.lowered.outputs.outs.push(OutSpec::NewStorage { storage, meta, offset: 0 });
         Some(Operand {
-            place: Spot::Memory(Ref::Fresh(storage)),
+            place: Spot::Memory(Ref::NewStorage(storage)),
             dtype,
             mem: Mem::of(dtype)?,
             sizes: sizes.into(),
@@ -553,7 +553,9 @@ impl<'a> Lowering<'a> {
     /// Makes a kernel read an operand.
     pub fn read(&self, k: &mut Kernel, x: &Operand) -> Source {
         match x.place {
-            Spot::Memory(tensor) => Source::Window(k.window(tensor, x.mem, &x.sizes, &x.strides, false)),
+            Spot::Memory(tensor) => {
+                Source::TensorGeometry(k.window(tensor, x.mem, &x.sizes, &x.strides, false))
+            }
             Spot::Scalar(input) => Source::Value(host_value(k, input, x.mem.ty())),
             Spot::Number(arg, item) => Source::Value(self.item(k, arg as usize, item as usize, x.mem.ty())),
         }

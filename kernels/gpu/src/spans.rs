@@ -410,7 +410,7 @@ mod tests {
     fn windows(k: &mut Kernel, sizes: &[i64], strides: &[&[i64]]) -> Vec<Tensor> {
         let last = strides.len() - 1;
         let window = |(i, strides): (usize, &&[i64])| {
-            let tensor = if i == last { Ref::Fresh(0) } else { Ref::Input(i as u32) };
+            let tensor = if i == last { Ref::NewStorage(0) } else { Ref::Input(i as u32) };
             k.window(tensor, Mem::F32, sizes, strides, i == last)
         };
         strides.iter().enumerate().map(window).collect()
@@ -493,7 +493,7 @@ mod tests {
         let mut k = Kernel::new("pick");
         let table = k.window(Ref::Input(0), Mem::F32, &[rows, len], &[len, 1], false);
         let index = k.window(Ref::Input(1), Mem::I64, &[rows], &[1], false);
-        let out = k.window(Ref::Fresh(0), Mem::F32, &[rows], &[1], true);
+        let out = k.window(Ref::NewStorage(0), Mem::F32, &[rows], &[1], true);
         k.map(&[rows], |k, c, _| {
             let at = k.load(&index, c);
             let inside = at.ge(0.0).and(at.lt(k.size(len).cast(Ty::I64)));
@@ -511,7 +511,7 @@ mod tests {
         let mut k = Kernel::new("look up");
         let table = k.window(Ref::Input(0), Mem::F32, &[1000], &[1], false);
         let index = k.window(Ref::Input(1), Mem::I32, &[1 << 20], &[1], false);
-        let out = k.window(Ref::Fresh(0), Mem::F32, &[1 << 20], &[1], true);
+        let out = k.window(Ref::NewStorage(0), Mem::F32, &[1 << 20], &[1], true);
         k.map(&[1 << 20], |k, c, _| {
             let at = k.load(&index, c).cast(Ty::U32);
             vec![k.store(&out, c, k.load(&table, &[at]))]

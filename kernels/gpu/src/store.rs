@@ -11,7 +11,7 @@ pub enum Ref {
     /// Input of the call, by its index in `inputs`.
     Input(u32),
     /// Storage that the call creates.
-    Fresh(u16),
+    NewStorage(u16),
     /// Temporary storage, which is freed after the call.
     Temp(u16),
     /// Slot of the group that is computed as an epilogue of the call.

@@ -223,7 +223,7 @@ mod tests {
     fn kernel(n: i64, times: usize, number: f32, mem: Mem) -> Kernel {
         let mut k = Kernel::new("some");
         let x = k.window(Ref::Input(0), mem, &[n], &[1], false);
-        let out = k.window(Ref::Fresh(0), Mem::F32, &[n], &[1], true);
+        let out = k.window(Ref::NewStorage(0), Mem::F32, &[n], &[1], true);
         let factor = k.constant(number);
         k.map(&[n], |k, coords, number| {
             let mut value = k.load_at(&x, coords, number).cast(Ty::F32);

@@ -27,7 +27,7 @@ fn stream(without: &[&str]) -> Option<Stream> {
 /// Runs a kernel that computes `i * scale` for `n` elements, and returns the results.
 fn multiples(stream: &mut Stream, n: i64, scale: f32) -> Vec<f32> {
     let mut k = Kernel::new("multiples");
-    let out = k.window(Ref::Fresh(0), Mem::F32, &[n], &[1], true);
+    let out = k.window(Ref::NewStorage(0), Mem::F32, &[n], &[1], true);
     let factor = k.constant(scale);
     k.map(&[n], |k, _, i| vec![k.store_linear(&out, i, i.cast(Ty::F32) * factor)]);
     let words: Vec<u32> = k
@@ -64,7 +64,7 @@ fn grids_beyond_one_axis() {
 fn a_kernel_that_does_not_compile_is_an_error_of_all_later_reads() {
     let Some(mut stream) = stream(&[]) else { return };
     let mut k = Kernel::new("broken");
-    k.window(Ref::Fresh(0), Mem::F32, &[4], &[1], true);
+    k.window(Ref::NewStorage(0), Mem::F32, &[4], &[1], true);
     k.raw("this is no WGSL".into(), Groups::Linear(1));
     let pipeline = stream.pipelines.of(&k).unwrap();
     let buffer = stream.allocate(16).unwrap();
@@ -118,7 +118,7 @@ fn released_buffers_are_used_again_and_the_rest_is_bounded() {
 fn expressions_are_shared_and_loops_keep_what_does_not_change_outside() {
     let mut k = Kernel::new("sum");
     let x = k.window(Ref::Input(0), Mem::F32, &[8, 5], &[5, 1], false);
-    let out = k.window(Ref::Fresh(0), Mem::F32, &[8], &[1], true);
+    let out = k.window(Ref::NewStorage(0), Mem::F32, &[8], &[1], true);
     k.map(&[8], |k, c, i| {
         let n = k.size(5);
         let row = c[0].clone();

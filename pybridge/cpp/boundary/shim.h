@@ -117,7 +117,7 @@ struct TtOuts {
 };
 
 // Host memory that receives the elements of a fetched tensor. `filled` is 1 once the elements have been copied there.
-struct TtRoom {
+struct TtHostBuffer {
   void* bytes;
   size_t nbytes;
   int32_t filled;
@@ -171,7 +171,7 @@ TT(int32_t, tt_captures_default, const char* name, size_t len);
 TT(int32_t, tt_dispatch, uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtOuts* outs);
 // Like tt_dispatch, for a call that copies the elements of its last tensor to the host. If the tensor is contiguous and
 // has exactly the size of `room`, the elements are copied to `room`, and `outs` must not be read.
-TT(int32_t, tt_fetch, uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtRoom* room, TtOuts* outs);
+TT(int32_t, tt_fetch, uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtHostBuffer* room, TtOuts* outs);
 TT(int32_t, tt_device_count);
 // Creates a storage of `nbytes` uninitialized bytes on a device and returns its context, or null with a pending
 // exception. `address` receives an address in a reserved range without access rights.
@@ -265,7 +265,7 @@ TT(int32_t, tt_may_allocate);
 
 // A storage that a call of a function made, and that the program still has after the call or when the call reads a
 // value.
-struct TtKept {
+struct TtSurvivor {
   void* storage;
   void* address;
   uint64_t nbytes;
@@ -282,7 +282,7 @@ struct TtRecorded {
   int64_t id;
   void* const* given;  // contexts of the storages that existed before the call, in order of first use
   size_t n_given;
-  const TtKept* kept;
+  const TtSurvivor* kept;
   size_t n_kept;
   size_t n_hosts;  // number of host tensors that were fed
   int32_t draws;   // 1 if an operator draws random numbers
@@ -305,7 +305,7 @@ struct TtFed {
 };
 // The storages that a replay has made in place of the recorded call's, as far as the program gets them.
 struct TtReplayed {
-  const TtKept* kept;
+  const TtSurvivor* kept;
   size_t n_kept;
   int32_t is_stale;  // 1 if nothing was done, because the graphs that the template belongs to were forgotten
 };

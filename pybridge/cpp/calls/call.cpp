@@ -75,7 +75,7 @@ void dispatch(uint32_t op, const c10::OperatorHandle& handle, torch::jit::Stack*
 bool fetch(uint32_t op, const Encoder& encoder, void* to, size_t nbytes) {
   if (C10_UNLIKELY(in_flight.load(std::memory_order_relaxed) != 0)) settler->settle(encoder);
   TtOuts outs;
-  TtRoom room{to, nbytes, 0};
+  TtHostBuffer room{to, nbytes, 0};
   check(tt_fetch(op, static_cast<uint8_t>(encoder.device()), encoder.args(), encoder.size(), &room, &outs));
   return room.filled;
 }

@@ -47,9 +47,9 @@ int32_t ttc_buffer_resize(void* b, uint64_t nbytes) {
   return or_kept(int32_t{TT_RAISE}, [&] {
     const PoolGuard pool;
     auto* s = storage(b);
-    auto fresh = c10::GetCPUAllocator()->allocate(nbytes);
-    if (const auto keep = std::min<size_t>(nbytes, s->nbytes())) std::memcpy(fresh.mutable_get(), s->data(), keep);
-    s->set_data_ptr_noswap(std::move(fresh));
+    auto allocated = c10::GetCPUAllocator()->allocate(nbytes);
+    if (const auto keep = std::min<size_t>(nbytes, s->nbytes())) std::memcpy(allocated.mutable_get(), s->data(), keep);
+    s->set_data_ptr_noswap(std::move(allocated));
     s->set_nbytes(nbytes);
     return int32_t{TT_OK};
   });

@@ -34,9 +34,9 @@ void* storage_context(const at::Tensor& t) {
   } else {
     // PyTorch created the storage without memory: an untyped storage of zero bytes, a moved-from storage, or the
     // storage of an `_efficientzerotensor`.
-    auto fresh = allocate_on(index_of(t.device()), si->nbytes());
-    context = fresh.get_context();
-    si->set_data_ptr_noswap(std::move(fresh));
+    auto allocated = allocate_on(index_of(t.device()), si->nbytes());
+    context = allocated.get_context();
+    si->set_data_ptr_noswap(std::move(allocated));
     if (t._is_zerotensor()) {
       const int64_t size = static_cast<int64_t>(si->nbytes()), stride = 1;
       TtOut bytes{};

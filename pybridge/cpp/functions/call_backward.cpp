@@ -572,7 +572,7 @@ std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& 
   NodePointer node = make_node<RecordedBackward>(id, std::move(graph), std::move(around));
   std::vector<at::Tensor> attached;
   for (const auto& t : results) {
-    const Window metadata(t);
+    const TensorMetadata metadata(t);
     auto alias = window(t.storage(), metadata.record(t.storage_offset()));
     alias.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
     torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});

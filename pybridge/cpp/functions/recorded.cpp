@@ -74,23 +74,23 @@ bool Modes::operator==(const Modes& other) const {
          default_dtype == other.default_dtype && threads == other.threads;
 }
 
-Window::Window(const at::Tensor& t)
+TensorMetadata::TensorMetadata(const at::Tensor& t)
     : sizes(t.sizes().vec()), strides(t.strides().vec()), dtype(t.scalar_type()), device(t.device()), flags(0) {
   if (t.is_conj()) flags |= TT_CONJ;
   if (t.is_neg()) flags |= TT_NEG;
 }
 
-bool Window::is_of(const at::Tensor& t) const {
+bool TensorMetadata::is_of(const at::Tensor& t) const {
   return dtype == t.scalar_type() && t.sizes() == c10::IntArrayRef(sizes) && t.strides() == c10::IntArrayRef(strides) &&
          device == t.device() && t.is_conj() == ((flags & TT_CONJ) != 0) && t.is_neg() == ((flags & TT_NEG) != 0);
 }
 
-bool Window::operator==(const Window& other) const {
+bool TensorMetadata::operator==(const TensorMetadata& other) const {
   return sizes == other.sizes && strides == other.strides && dtype == other.dtype && device == other.device &&
          flags == other.flags;
 }
 
-TtOut Window::record(int64_t offset) const {
+TtOut TensorMetadata::record(int64_t offset) const {
   TtOut out{};
   out.sizes = sizes.data(), out.strides = strides.data(), out.ndim = static_cast<uint32_t>(sizes.size());
   out.dtype = static_cast<uint8_t>(dtype), out.flags = flags, out.offset = offset;

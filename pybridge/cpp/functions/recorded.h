@@ -36,10 +36,10 @@ struct Modes {
 };
 
 // The metadata of a tensor.
-struct Window {
-  explicit Window(const at::Tensor& t);
+struct TensorMetadata {
+  explicit TensorMetadata(const at::Tensor& t);
   bool is_of(const at::Tensor& t) const;
-  bool operator==(const Window& other) const;
+  bool operator==(const TensorMetadata& other) const;
   // The record of a window with this metadata at an offset. The record points to the members.
   TtOut record(int64_t offset) const;
 
@@ -56,7 +56,7 @@ struct Gradient {
   bool defined = false;
   // The context of the gradient's storage.
   void* context = nullptr;
-  std::optional<Window> window;
+  std::optional<TensorMetadata> window;
   int64_t offset = 0;
   uint32_t version = 0;
   bool requires_grad = false;
@@ -71,7 +71,7 @@ struct Watched {
   WeakTensor tensor;
   WeakStorage storage;
   void* context;
-  Window window;
+  TensorMetadata window;
   int64_t offset;
   bool requires_grad, is_leaf;
   size_t hooks;
@@ -93,7 +93,7 @@ struct Argument {
   bool is_unchanged(const at::Tensor& t) const;
 
   bool defined;
-  std::optional<Window> window;
+  std::optional<TensorMetadata> window;
   // The context of the argument's storage, and the argument's offset there, when the call began.
   void* context;
   int64_t offset;
@@ -126,7 +126,7 @@ struct Fed {
   enum Kind { kConstant, kArgument, kCaptured } kind = kConstant;
   size_t index = 0;
   WeakStorage storage;
-  Window window;
+  TensorMetadata window;
   int64_t offset;
   // TT_ZERO, on which the operator's variant depends.
   bool is_zero;
@@ -157,7 +157,7 @@ struct Result {
   // The number of the argument, of the watched tensor, of the lasting storage that the call made, or of the storage
   // that existed before the call.
   size_t index = 0;
-  std::optional<Window> window;
+  std::optional<TensorMetadata> window;
   // The offset. For a storage that existed before the call, relative to the argument's offset.
   int64_t offset = 0;
   uint32_t version = 0;

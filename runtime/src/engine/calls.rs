@@ -11,7 +11,7 @@ use tandem_tracegraph::node::Resized;
 use tandem_tracegraph::ops::OpInfo;
 
 use super::cursor::{Expected, Position};
-use super::{Engine, Fresh, Phase, Progress, Results, Sink};
+use super::{Engine, NewStorages, Phase, Progress, Results, Sink};
 use crate::config::Mode;
 use crate::error::CallError;
 use crate::function::{NotReplayable, Reason, Recording};
@@ -224,22 +224,22 @@ impl Engine {
         let (block, node) = (self.graphs.symbolic().block(block_id), self.graphs.node(node_id));
         self.outbox.feed_values(&node.key, call, self.torch);
         let outputs = self.cursor.pass(position, block, node, variant);
-        let mut fresh = Fresh::new();
-        for (i, nbytes) in outputs.fresh.iter().enumerate() {
+        let mut new_storages = NewStorages::new();
+        for (i, nbytes) in outputs.new_storages.iter().enumerate() {
             let made = self.storages.create(*nbytes, call.device, Name::made_by(node_id, i as u16));
             self.outbox.feed_fresh(made.id);
-            fresh.push(made);
+            new_storages.push(made);
         }
         self.storages.grow_resized(call, &outputs.resized);
         let random = self.ops[call.op.index()].random;
         self.outbox.note_draws(random);
         if let (Some(from), Some(recording)) = (from, self.functions.running()) {
-            let made = fresh.iter().copied().zip(&outputs.fresh);
+            let made = new_storages.iter().copied().zip(&outputs.new_storages);
             recording.push(node_id, variant, &self.outbox.since(from), made, call.device);
             let info = &self.ops[call.op.index()];
             note_effects(recording, call, info, &outputs.resized, &self.storages, node.key.location);
         }
-        sink.outputs(call, Results::Known(outputs), &fresh);
+        sink.outputs(call, Results::Known(outputs), &new_storages);
         let at_end = position.next as usize + 1 == block.nodes.len();
         if self.outbox.is_enough(position.next, at_end, self.runner.is_inline(), self.config.run_ops) {
             self.send_open();

@@ -470,18 +470,18 @@ mod tests {
     fn the_variant_of_the_last_pass_is_the_hint_of_the_next() {
         let (symbolic, mut graph) = graphs([1, 2, 3, 4]);
         for nbytes in [4, 8] {
-            let outputs = Outputs { fresh: [nbytes].as_slice().into(), ..Outputs::default() };
+            let outputs = Outputs { new_storages: [nbytes].as_slice().into(), ..Outputs::default() };
             graph.node_mut(NodeId(4)).add_variant(Arc::new(Variant::new([].into(), [].into(), outputs)));
         }
         let (block, node) = (symbolic.block(C), graph.node(NodeId(4)));
         let mut cursor = Cursor::default();
         cursor.reset_hints(symbolic.steps);
         for (variant, nbytes) in [(1, 8), (1, 8), (0, 4)] {
-            assert_eq!(cursor.pass(at(C, 0), block, node, variant).fresh[..], [nbytes]);
+            assert_eq!(cursor.pass(at(C, 0), block, node, variant).new_storages[..], [nbytes]);
             assert_eq!(cursor.position, at(C, 1));
             let hint = cursor.hint(&symbolic, at(C, 0)).expect("the step has a hint");
             assert_eq!(hint.number, variant);
-            assert_eq!(hint.variant.as_ref().map(|v| v.outputs.fresh[0]), Some(nbytes));
+            assert_eq!(hint.variant.as_ref().map(|v| v.outputs.new_storages[0]), Some(nbytes));
             let again = Cursor { position: at(C, 0), hints: cursor.hints.clone(), ..Cursor::default() };
             assert_eq!(again.only_next(&symbolic).map(|(_, _, hint)| hint.number), Some(variant));
         }

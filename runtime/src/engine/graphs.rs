@@ -362,7 +362,7 @@ mod tests {
         }
 
         fn learn(&mut self, node: NodeId, nbytes: u64) -> bool {
-            let outputs = Outputs { fresh: [nbytes].as_slice().into(), ..Outputs::default() };
+            let outputs = Outputs { new_storages: [nbytes].as_slice().into(), ..Outputs::default() };
             self.graphs.learn_variant(node, &Call::blank(OpId(0)), &self.ops[0], &outputs).is_some()
         }
     }

@@ -8,14 +8,14 @@ use tandem_tracegraph::tensor_meta::flags;
 
 use super::calls::{may_overlap, note_effects};
 use super::cursor::Position;
-use super::{Engine, Fresh, Phase, Progress, Results, Sink};
+use super::{Engine, NewStorages, Phase, Progress, Results, Sink};
 use crate::error::CallError;
 use crate::feed;
 use crate::function::{NotReplayable, Reason, Tail};
 use crate::graph_runner::Message;
 use crate::issuer;
 use crate::site::Site;
-use crate::storage::FreshStorage;
+use crate::storage::NewStorage;
 use crate::timeline::Python;
 
 impl Engine {
@@ -29,11 +29,11 @@ impl Engine {
         if let Err(ticket) = self.settle() {
             return Ok(Progress::NeedTicket(ticket, false));
         }
-        let (outputs, fresh) = self.run_now(call, LocationId::UNKNOWN, sink)?;
+        let (outputs, new_storages) = self.run_now(call, LocationId::UNKNOWN, sink)?;
         if let Some(recording) = self.functions.running().filter(|_| elsewhere) {
-            fresh.iter().for_each(|made| recording.made_elsewhere(made.id, Some(call.op)));
+            new_storages.iter().for_each(|made| recording.made_elsewhere(made.id, Some(call.op)));
         }
-        sink.outputs(call, Results::Owned(outputs), &fresh);
+        sink.outputs(call, Results::Owned(outputs), &new_storages);
         Ok(Progress::Done)
     }
 
@@ -69,8 +69,8 @@ impl Engine {
         if read {
             sink.filled();
         } else {
-            let (outputs, fresh) = self.run_now(call, location, sink)?;
-            sink.outputs(call, Results::Owned(outputs), &fresh);
+            let (outputs, new_storages) = self.run_now(call, location, sink)?;
+            sink.outputs(call, Results::Owned(outputs), &new_storages);
         }
         let took = self.fetches.fetched(at, call.op, site.stack.is_some().then_some(location));
         self.counters.count_fetch(location, call.op, took);
@@ -117,7 +117,7 @@ impl Engine {
         }
         let begin = self.runner.timeline().now();
         let location = key.location;
-        let (outputs, fresh) = self.run_recorded(call, location, sink)?;
+        let (outputs, new_storages) = self.run_recorded(call, location, sink)?;
         if self.phase == Phase::CoExecution {
             self.diverge(call, location);
         }
@@ -125,14 +125,14 @@ impl Engine {
         let node = self.graphs.merge(self.cursor.at(), call, &self.ops[call.op.index()], key);
         self.learn_variant(node, call, &outputs);
         self.check_rule(call, &outputs);
-        self.record_now(call, node, &outputs, &fresh);
-        self.commit(node, &fresh);
+        self.record_now(call, node, &outputs, &new_storages);
+        self.commit(node, &new_storages);
         self.forward.note(site, location, &self.locations);
         self.iteration.count(false);
         self.counters.report.count_node(node.index(), 1, 0);
         self.runner.timeline().python(begin, Python::Trace, self.iteration.number, location);
         self.check_tracing();
-        sink.outputs(call, Results::Owned(outputs), &fresh);
+        sink.outputs(call, Results::Owned(outputs), &new_storages);
         Ok(Progress::Done)
     }
 
@@ -149,15 +149,15 @@ impl Engine {
             return Ok(Progress::NeedTicket(ticket, true));
         }
         let location = self.graphs.node(node).key.location;
-        let (outputs, fresh) = self.run_recorded(call, location, sink)?;
+        let (outputs, new_storages) = self.run_recorded(call, location, sink)?;
         self.learn_variant(node, call, &outputs);
-        self.record_now(call, node, &outputs, &fresh);
-        self.commit(node, &fresh);
+        self.record_now(call, node, &outputs, &new_storages);
+        self.commit(node, &new_storages);
         self.cursor.skip(position);
         self.forward.note(site, location, &self.locations);
         self.iteration.count(true);
         self.counters.report.count_node(node.index(), 0, 1);
-        sink.outputs(call, Results::Owned(outputs), &fresh);
+        sink.outputs(call, Results::Owned(outputs), &new_storages);
         Ok(Progress::Done)
     }
 
@@ -167,7 +167,7 @@ impl Engine {
         call: &Call<'_>,
         location: LocationId,
         sink: &mut dyn Sink,
-    ) -> Result<(Outputs, Fresh), CallError> {
+    ) -> Result<(Outputs, NewStorages), CallError> {
         let ran = self.run_now(call, location, sink);
         if ran.is_err() {
             self.refuse(Reason::Unrecorded, Some(call.op), location);
@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// Adds an op that has run at once to the running recording, as if it had been sent to GraphRunner.
-    fn record_now(&mut self, call: &Call<'_>, id: NodeId, outputs: &Outputs, fresh: &[FreshStorage]) {
+    fn record_now(&mut self, call: &Call<'_>, id: NodeId, outputs: &Outputs, new_storages: &[NewStorage]) {
         let Some(recording) = self.functions.running() else { return };
         let (node, info) = (self.graphs.node(id), &self.ops[call.op.index()]);
         let location = node.key.location;
@@ -188,8 +188,8 @@ impl Engine {
             return recording.refuse(NotReplayable { why, op: Some(call.op), location });
         };
         feed::values(&mut run, &node.key, call, self.torch);
-        run.storages.extend(fresh.iter().map(|made| made.id));
-        let made = fresh.iter().copied().zip(&outputs.fresh);
+        run.storages.extend(new_storages.iter().map(|made| made.id));
+        let made = new_storages.iter().copied().zip(&outputs.new_storages);
         recording.push(id, variant, &Tail::new(&run, Cursor::default()), made, call.device);
         note_effects(recording, call, info, &outputs.resized, &self.storages, location);
     }
@@ -201,8 +201,8 @@ impl Engine {
         call: &Call<'_>,
         location: LocationId,
         sink: &mut dyn Sink,
-    ) -> Result<(Outputs, Fresh), CallError> {
-        let mut fresh = Fresh::new();
+    ) -> Result<(Outputs, NewStorages), CallError> {
+        let mut new_storages = NewStorages::new();
         self.collect_dead();
         let mut executor = self.runner.executor();
         let executing = executor.get();
@@ -212,7 +212,7 @@ impl Engine {
         self.torch.in_executor(&mut || {
             outcome = Some(executing.call(call, (location, issuer::current()), &mut |nbytes| {
                 let made = storages.create(nbytes, call.device, Name::STATE);
-                fresh.push(made);
+                new_storages.push(made);
                 made.id
             }));
         });
@@ -228,7 +228,7 @@ impl Engine {
         match outcome.ok_or(CallError::Dead)?.map_err(CallError::from) {
             Ok(outputs) => {
                 self.storages.grow_resized(call, &outputs.resized);
-                Ok((outputs, fresh))
+                Ok((outputs, new_storages))
             }
             Err(error) => {
                 if let CallError::Raised(failure) = &error {
@@ -261,8 +261,8 @@ impl Engine {
     }
 
     /// Makes a node the latest op of the iteration, and names the storages that the op created.
-    fn commit(&mut self, node: NodeId, fresh: &[FreshStorage]) {
-        for (i, made) in fresh.iter().enumerate() {
+    fn commit(&mut self, node: NodeId, new_storages: &[NewStorage]) {
+        for (i, made) in new_storages.iter().enumerate() {
             self.storages.set_name(made.id, Name::made_by(node, i as u16));
         }
         self.advance(node);

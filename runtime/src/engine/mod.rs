@@ -59,7 +59,7 @@ use crate::graph_runner::{GraphRunner, Message, Ticket, WaitTime};
 use crate::regions::Regions;
 use crate::report::{Report, StepRecord};
 use crate::site::ForwardRecord;
-use crate::storage::{FreshStorage, Storages, died};
+use crate::storage::{NewStorage, Storages, died};
 use crate::timeline::Python;
 use crate::torch::Torch;
 
@@ -77,7 +77,7 @@ pub enum Progress {
 /// Receiver of a call's outputs.
 pub trait Sink {
     /// Receives the call's outputs and the storages that it created.
-    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]);
+    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, new_storages: &[NewStorage]);
 
     /// Returns memory for the elements of the call's last input, if the call returns exactly these elements to the
     /// host. An engine that copies the elements there calls [`Sink::filled`] instead of [`Sink::outputs`].
@@ -109,7 +109,7 @@ pub enum Phase {
     Imperative,
 }
 
-type Fresh = SmallVec<[FreshStorage; 2]>;
+type NewStorages = SmallVec<[NewStorage; 2]>;
 
 /// The engine. There is one per process, protected by one lock.
 pub struct Engine {
@@ -294,7 +294,7 @@ impl Engine {
         nbytes: u64,
         device: u8,
         program_thread: bool,
-    ) -> Result<Result<FreshStorage, CallError>, Ticket> {
+    ) -> Result<Result<NewStorage, CallError>, Ticket> {
         self.settle()?;
         let made = self.storages.create(nbytes, device, Name::STATE);
         if program_thread {

@@ -45,7 +45,7 @@ ops! {
     Full "aten::full" "sv";
     Arange "aten::arange" "v";
     Cat "aten::cat" "T";
-    /// List of two fresh tensors.
+    /// List of two new tensors.
     Halves "aten::halves" "t";
     /// View made by an operator: `x[start:start + length]`.
     Narrow "aten::narrow" "tss";
@@ -366,7 +366,7 @@ impl FakeTorch {
                 let buffer = self.buffer_new(values.len() as u64 * 4).unwrap();
                 // SAFETY: the buffer is new, so there is no other reference to its bytes.
                 unsafe { *bytes(buffer).bytes.get() = values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
-                tell(HostResultKind::Fresh(buffer, values.len() as u64 * 4), &sizes, 0);
+                tell(HostResultKind::NewStorage(buffer, values.len() as u64 * 4), &sizes, 0);
                 // SAFETY: the reference of `buffer_new` is given up.
                 unsafe { self.buffer_release(buffer) };
             }

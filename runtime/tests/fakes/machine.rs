@@ -14,7 +14,7 @@ use tandem_runtime::engine::{Engine, Phase, Progress, Results, Sink};
 use tandem_runtime::error::CallError;
 use tandem_runtime::graph_runner::{GraphRunner, Message, Ticket, Waited};
 use tandem_runtime::site::{Site, Stack};
-use tandem_runtime::storage::{AddressRange, DEATHS, FreshStorage, Storages};
+use tandem_runtime::storage::{AddressRange, DEATHS, NewStorage, Storages};
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
 use tandem_tracegraph::location::Frame;
 use tandem_tracegraph::node::OutSpec;
@@ -129,7 +129,7 @@ impl Machine for Imperative {
         let mut sink = |r: HostResult<'_>| {
             let window = window(r.sizes, r.strides, r.offset);
             match r.kind {
-                HostResultKind::Fresh(p, _) => {
+                HostResultKind::NewStorage(p, _) => {
                     // SAFETY: buffers are alive while the fake passes results.
                     let buffer = unsafe { Buffer::retain(p, torch) };
                     made.push(Made::New(Store::Host(buffer), window));
@@ -303,17 +303,17 @@ impl Drop for CoExecution {
 struct Collect(Vec<Made>);
 
 impl Sink for Collect {
-    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, fresh: &[FreshStorage]) {
+    fn outputs(&mut self, call: &Call<'_>, results: Results<'_>, new_storages: &[NewStorage]) {
         let outputs = match &results {
             Results::Known(outputs) => outputs,
             Results::Owned(outputs) => outputs,
         };
-        let ids: HashSet<_> = fresh.iter().map(|f| f.id).collect();
-        assert_eq!(ids.len(), outputs.fresh.len(), "each new storage has an id of its own");
+        let ids: HashSet<_> = new_storages.iter().map(|f| f.id).collect();
+        assert_eq!(ids.len(), outputs.new_storages.len(), "each new storage has an id of its own");
         for out in &outputs.outs {
             match out {
-                OutSpec::Fresh { storage, meta, offset } => {
-                    let store = Store::Tandem(fresh[*storage as usize].id);
+                OutSpec::NewStorage { storage, meta, offset } => {
+                    let store = Store::Tandem(new_storages[*storage as usize].id);
                     self.0.push(Made::New(store, window(meta.sizes(), meta.strides(), *offset)));
                 }
                 OutSpec::Same(i) => self.0.push(Made::Same(*i as usize)),

@@ -74,7 +74,7 @@ class Run:
         except Exception as error:
             self.seen.append((self.step, f"raises {type(error).__name__}"))
             self.caught.append(f"{type(error).__name__}: {error}")
-            if "the call cannot be made again" in str(error):
+            if "the call cannot be made again" in str(error) and self.ends is None:
                 self.ends = len(self.seen) - 1
             # In eager, such a pass has added up the gradients of some layers before it raises.
             self.has_gradients &= "modified by an inplace operation" not in str(error)

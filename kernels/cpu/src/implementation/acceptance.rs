@@ -72,7 +72,7 @@ pub fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKe
     }
     let dtypes = |outputs: &Outputs| {
         let dtype = |out: &OutSpec| match out {
-            OutSpec::Fresh { meta, .. } => Some(meta.dtype),
+            OutSpec::NewStorage { meta, .. } => Some(meta.dtype),
             _ => None,
         };
         outputs.outs.iter().map(dtype).collect::<SmallVec<[Option<Dtype>; 2]>>()

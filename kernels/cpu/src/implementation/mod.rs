@@ -132,7 +132,7 @@ impl Implementations {
             Site::Variant(node, number) => self.of_variant(node, number, call, outputs),
             Site::Traced => self.of_signature(call, outputs),
         }?;
-        self.rule(call.op)?.permits(call, !outputs.fresh.is_empty()).then_some(native)
+        self.rule(call.op)?.permits(call, !outputs.new_storages.is_empty()).then_some(native)
     }
 
     /// The kernel of a node's variant.

@@ -8,7 +8,7 @@ use tandem_tracegraph::tensor_meta::flags;
 use crate::implementation::rule::Rule;
 use crate::tiles::computation::{Computation, Work};
 use tandem_executor::host::{Buffer, HostKernels};
-use tandem_executor::ops::express::{Formats, Owner, Param, Window, assignments, same_memory};
+use tandem_executor::ops::express::{Formats, Owner, Param, TensorGeometry, assignments, same_memory};
 use tandem_executor::plan::Draft;
 use tandem_executor::run::{Scalar, of_arg};
 use tandem_executor::shapes::is_dense;
@@ -25,14 +25,14 @@ impl WindowStart {
     pub fn input(&self) -> Option<usize> {
         match self.owner {
             Owner::Input(flat) => Some(flat as usize),
-            Owner::Fresh(_) => None,
+            Owner::NewStorage(_) => None,
         }
     }
 
     /// The index of the new storage that has the window.
-    pub fn fresh(&self) -> Option<usize> {
+    pub fn new_storage(&self) -> Option<usize> {
         match self.owner {
-            Owner::Fresh(number) => Some(number as usize),
+            Owner::NewStorage(number) => Some(number as usize),
             Owner::Input(_) => None,
         }
     }
@@ -43,7 +43,7 @@ pub type Native = Computation<WindowStart, Param>;
 
 /// Compiles Tandem's kernel for a call with these outputs; `None` if there is none for such metadata.
 pub fn compile(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native> {
-    let slot = |w: &Window| WindowStart { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
+    let slot = |w: &TensorGeometry| WindowStart { owner: w.owner, bytes: w.offset * i64::from(w.mem.size()) };
     let base = match rule {
         Rule::Kernel { make, .. } => {
             return Some(Computation::of(make(call, outputs)?, slot, |param| param));
@@ -143,7 +143,7 @@ pub unsafe fn run(
         unsafe { host.buffer_bytes(storage).0.offset(bytes as isize) }
     };
     let begin = |slot: &WindowStart| match slot.owner {
-        Owner::Fresh(i) => memory(made[i as usize].as_ptr(), slot.bytes),
+        Owner::NewStorage(i) => memory(made[i as usize].as_ptr(), slot.bytes),
         Owner::Input(flat) => {
             let input = &call.inputs[flat as usize];
             match input.place {

@@ -65,13 +65,13 @@ impl Rule {
     }
 
     /// Whether the windows of a call permit its writes to inputs: elements may be computed in any order, and a kernel
-    /// reads no memory that it writes. `fresh` says that the call has new outputs.
-    pub fn permits(&self, call: &Call<'_>, fresh: bool) -> bool {
+    /// reads no memory that it writes. `has_new` says that the call has new outputs.
+    pub fn permits(&self, call: &Call<'_>, has_new: bool) -> bool {
         match self {
             Rule::Kernel { in_place: true, .. } => first_is_alone(call),
             Rule::Kernel { alone: true, .. } => all_are_alone(call),
             Rule::Kernel { .. } => true,
-            Rule::Expression(_) | Rule::Drawn(_) => fresh || apart(call),
+            Rule::Expression(_) | Rule::Drawn(_) => has_new || apart(call),
         }
     }
 

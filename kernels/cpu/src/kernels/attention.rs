@@ -11,7 +11,7 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::accumulate::{products, sum};
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::norm::Windows;
 use crate::kernels::scratch::filled;
 use crate::kernels::softmax::{at, largest, weight};
@@ -21,7 +21,7 @@ use crate::widest::widest;
 use tandem_executor::host::{HostKernels, Matrix, Product};
 use tandem_executor::ir::{Mem, Ty};
 use tandem_executor::ops::arguments::is_absent;
-use tandem_executor::ops::express::{Param, Window, fresh_window};
+use tandem_executor::ops::express::{Param, TensorGeometry, new_geometry};
 use tandem_executor::shapes::expanded;
 
 /// Number of queries of a block.
@@ -46,7 +46,7 @@ struct Matrices {
 impl Matrices {
     /// Adds a window to a kernel. Returns `None` if the window does not have these sizes, its elements are not floats,
     /// or its rows are not contiguous.
-    fn of(window: Window, sizes: [i64; 4], windows: &mut Windows) -> Option<Matrices> {
+    fn of(window: TensorGeometry, sizes: [i64; 4], windows: &mut Windows) -> Option<Matrices> {
         let [b, h, r, c] = <[i64; 4]>::try_from(&window.strides[..]).ok()?;
         let rows = sizes[2] == 1 || r >= sizes[3];
         let fits = window.mem == Mem::F32 && window.sizes[..] == sizes && (c == 1 || sizes[3] == 1) && rows;
@@ -55,14 +55,14 @@ impl Matrices {
     }
 
     /// Address of row `row` in the matrix of a head.
-    fn row(&self, data: Addresses<'_>, [batch, head]: [usize; 2], row: usize) -> Shared<f32> {
+    fn row(&self, data: Addresses<'_>, [batch, head]: [usize; 2], row: usize) -> SendPtr<f32> {
         let [b, h, r] = self.strides;
         let offset = batch as i64 * b + head as i64 * h + row as i64 * r;
-        Shared(data.of::<f32>(self.window).get().wrapping_offset(offset as isize))
+        SendPtr(data.of::<f32>(self.window).get().wrapping_offset(offset as isize))
     }
 
     /// BLAS operand that begins at an address in the window.
-    fn operand(&self, start: Shared<f32>, transposed: bool) -> Matrix {
+    fn operand(&self, start: SendPtr<f32>, transposed: bool) -> Matrix {
         Matrix { data: start.get().cast(), transposed, ld: self.strides[2] }
     }
 }
@@ -87,8 +87,8 @@ impl Attention {
     /// Parses the arguments that both operators have. `dropout` is the index of the first argument after the tensors.
     fn of(
         call: &Call<'_>,
-        q: &Window,
-        k: &Window,
+        q: &TensorGeometry,
+        k: &TensorGeometry,
         dropout: usize,
         windows: &mut Windows,
     ) -> Option<Attention> {
@@ -214,15 +214,15 @@ impl Attention {
 }
 
 /// The window of a new output.
-fn fresh(outputs: &Outputs, number: usize) -> Option<Window> {
+fn new_storage(outputs: &Outputs, number: usize) -> Option<TensorGeometry> {
     match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => fresh_window(*storage, meta, *offset),
+        OutSpec::NewStorage { storage, meta, offset } => new_geometry(*storage, meta, *offset),
         _ => None,
     }
 }
 
 /// Sizes of the keys and values for these queries.
-fn key_sizes(q: &Window, k: &Window) -> Option<[i64; 4]> {
+fn key_sizes(q: &TensorGeometry, k: &TensorGeometry) -> Option<[i64; 4]> {
     let [b, h, _, d] = <[i64; 4]>::try_from(&q.sizes[..]).ok()?;
     Some([b, h, *k.sizes.get(2)?, d])
 }
@@ -239,8 +239,8 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let q = Matrices::of(q, query_sizes, &mut windows)?;
     let [k, v] = [k, v].map(|w| Matrices::of(w, key_sizes, &mut windows));
     let (k, v) = (k?, v?);
-    let y = Matrices::of(fresh(outputs, 0)?, query_sizes, &mut windows)?;
-    let lse = fresh(outputs, 1).filter(|w| w.mem == Mem::F32 && w.sizes[..] == query_sizes[..3])?;
+    let y = Matrices::of(new_storage(outputs, 0)?, query_sizes, &mut windows)?;
+    let lse = new_storage(outputs, 1).filter(|w| w.mem == Mem::F32 && w.sizes[..] == query_sizes[..3])?;
     let lse = (lse.strides.clone(), windows.add(lse));
     let blocks = it.queries.div_ceil(BLOCK);
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
@@ -298,12 +298,12 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let mut windows = Windows::default();
     let it = Attention::of(call, &q, &k, 6, &mut windows)?;
     let (query_sizes, key_sizes) = (<[i64; 4]>::try_from(&q.sizes[..]).ok()?, key_sizes(&q, &k)?);
-    let mut queries = |window: Window| Matrices::of(window, query_sizes, &mut windows);
+    let mut queries = |window: TensorGeometry| Matrices::of(window, query_sizes, &mut windows);
     let (grad, q, y) = (queries(tensor(call, 0)?)?, queries(q)?, queries(tensor(call, 4)?)?);
-    let dq = queries(fresh(outputs, 0)?)?;
-    let mut keys = |window: Window| Matrices::of(window, key_sizes, &mut windows);
+    let dq = queries(new_storage(outputs, 0)?)?;
+    let mut keys = |window: TensorGeometry| Matrices::of(window, key_sizes, &mut windows);
     let (k, v) = (keys(k)?, keys(tensor(call, 3)?)?);
-    let (dk, dv) = (keys(fresh(outputs, 1)?)?, keys(fresh(outputs, 2)?)?);
+    let (dk, dv) = (keys(new_storage(outputs, 1)?)?, keys(new_storage(outputs, 2)?)?);
     let lse = tensor(call, 5).filter(|w| w.mem == Mem::F32 && w.sizes[..] == query_sizes[..3])?;
     let lse = (lse.strides.clone(), windows.add(lse));
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {

@@ -6,31 +6,31 @@
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::norm::{Windows, output, wanted, weights};
 use crate::kernels::{contiguous, count, each_row};
 use crate::tiles::math::{exp, tanh};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::Window;
+use tandem_executor::ops::express::TensorGeometry;
 
 /// Cost of an element of the hidden state, in additions.
 const COST: usize = 64;
 
 /// Rows and columns of a contiguous matrix of floats.
-fn shape(window: &Window) -> Option<[usize; 2]> {
+fn shape(window: &TensorGeometry) -> Option<[usize; 2]> {
     let [rows, n] = <[i64; 2]>::try_from(&window.sizes[..]).ok()?;
     (rows > 0 && n > 0).then_some([rows as usize, n as usize])
 }
 
 /// A matrix argument of `rows` rows of `n` floats.
-fn matrix(call: &Call<'_>, arg: usize, [rows, n]: [usize; 2]) -> Option<Window> {
+fn matrix(call: &Call<'_>, arg: usize, [rows, n]: [usize; 2]) -> Option<TensorGeometry> {
     contiguous(call, arg, Mem::F32).filter(|w| shape(w) == Some([rows, n]))
 }
 
 /// A new matrix of `rows` rows of `n` floats.
-fn made(outputs: &Outputs, number: usize, [rows, n]: [usize; 2]) -> Option<Window> {
+fn made(outputs: &Outputs, number: usize, [rows, n]: [usize; 2]) -> Option<TensorGeometry> {
     output(outputs, number).filter(|w| shape(w) == Some([rows, n]))
 }
 
@@ -200,7 +200,7 @@ fn run_gru(cell: &mut Cell<'_>) {
 }
 
 /// Adds up the columns of a matrix of `rows` rows of `n` elements.
-fn add_columns(host: &dyn HostKernels, from: Shared<f32>, to: Shared<f32>, [rows, n]: [usize; 2]) {
+fn add_columns(host: &dyn HostKernels, from: SendPtr<f32>, to: SendPtr<f32>, [rows, n]: [usize; 2]) {
     each_row(host, n, rows, &|begin, end| {
         for column in begin..end {
             // SAFETY: the matrix has these elements, and one thread alone writes each sum.
@@ -302,7 +302,7 @@ pub fn gru_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (input, hidden) = (windows.add(input?), windows.add(hidden?));
     let before = windows.add(made(outputs, 2, shape)?);
     let [input_bias, hidden_bias] = [3, 4].map(|number| wanted(outputs, number));
-    let has_size = |w: &Window| count(&w.sizes) == 3 * n;
+    let has_size = |w: &TensorGeometry| count(&w.sizes) == 3 * n;
     let input_bias = windows.maybe(input_bias?.filter(has_size));
     let hidden_bias = windows.maybe(hidden_bias?.filter(has_size));
     let run = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {

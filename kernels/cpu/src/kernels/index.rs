@@ -7,13 +7,13 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::scratch::room;
 use crate::kernels::{contiguous, count, dimension, each_row, int, is_contiguous, output, tensor};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::{Operand, Window, operand};
+use tandem_executor::ops::express::{Operand, TensorGeometry, operand};
 
 /// The indices in a window, with any strides.
 pub(super) struct Numbers {
@@ -24,7 +24,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     /// The indices in a window of 64-bit integers.
-    pub(super) fn of(window: &Window) -> Option<Numbers> {
+    pub(super) fn of(window: &TensorGeometry) -> Option<Numbers> {
         if window.mem != Mem::I64 {
             return None;
         }
@@ -45,7 +45,7 @@ impl Numbers {
     /// # Safety
     /// - `first` points to the window.
     /// - Nobody writes the window while the indices are in use.
-    pub(super) unsafe fn read<'a>(&self, first: Shared<i64>, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
+    pub(super) unsafe fn read<'a>(&self, first: SendPtr<i64>, range: Range<i64>) -> Option<Cow<'a, [i64]>> {
         let numbers: Cow<'a, [i64]> = match &self.offsets {
             // SAFETY: the window is contiguous and has `n` elements, which nobody writes.
             None => Cow::Borrowed(unsafe { first.read(0, self.n) }),
@@ -75,7 +75,7 @@ fn run_check(numbers: &[i64], range: &Range<i64>, inside: &mut bool) {
 
 /// Copies the rows of `from` that `index` names to `to`. Negative indices count from the end if `negative`. For
 /// indices out of range, PyTorch's kernel runs and raises the error.
-fn take(from: Window, index: Window, to: Window, negative: bool) -> Option<Kernel> {
+fn take(from: TensorGeometry, index: TensorGeometry, to: TensorGeometry, negative: bool) -> Option<Kernel> {
     let rows = *from.sizes.first()?;
     let numbers = Numbers::of(&index)?;
     let (n, each) = (numbers.n, count(&from.sizes[1..]));
@@ -151,7 +151,7 @@ pub fn index_select(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 pub fn index(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let Some(Arg::Tensors(1)) = call.args.get(1) else { return None };
     let index = match operand(call, 1, 0)?.0 {
-        Operand::Window(w) => w,
+        Operand::TensorGeometry(w) => w,
         _ => return None,
     };
     take(tensor(call, 0)?, index, output(outputs)?, true)

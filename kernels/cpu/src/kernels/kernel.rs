@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 
 use crate::channels_last::{OnChannelsLast, Planes};
 use tandem_executor::host::HostKernels;
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 
-pub use crate::shared::Shared;
+pub use crate::shared::SendPtr;
 
 /// A kernel for an operator and a call's metadata.
 pub struct Kernel {
     /// Windows that the kernel reads and writes.
-    pub windows: SmallVec<[Window; 4]>,
+    pub windows: SmallVec<[TensorGeometry; 4]>,
     /// Numbers that the kernel is given.
     pub params: SmallVec<[Param; 2]>,
     /// Code of the kernel.
@@ -28,7 +28,7 @@ impl Kernel {
     /// writes the outputs. It returns false if PyTorch's kernel must run instead, to raise an error or for lack of
     /// memory for intermediate values. In this case it may have written outputs, but nothing else.
     pub fn new(
-        windows: SmallVec<[Window; 4]>,
+        windows: SmallVec<[TensorGeometry; 4]>,
         params: SmallVec<[Param; 2]>,
         compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
     ) -> Kernel {
@@ -83,12 +83,12 @@ unsafe impl Sync for Addresses<'_> {}
 
 impl Addresses<'_> {
     /// Returns the address of a window's first element, given the window's index in the kernel.
-    pub fn of<T>(self, window: usize) -> Shared<T> {
-        Shared(self.0[window].cast())
+    pub fn of<T>(self, window: usize) -> SendPtr<T> {
+        SendPtr(self.0[window].cast())
     }
 
     /// Calls `compute` with these addresses, except that `copies` replace the addresses of some windows.
-    pub fn with<R>(self, copies: &[(usize, Shared<f32>)], compute: impl FnOnce(Addresses<'_>) -> R) -> R {
+    pub fn with<R>(self, copies: &[(usize, SendPtr<f32>)], compute: impl FnOnce(Addresses<'_>) -> R) -> R {
         let mut all: SmallVec<[*mut u8; 8]> = SmallVec::from_slice(self.0);
         for (window, copy) in copies {
             all[*window] = copy.get().cast();

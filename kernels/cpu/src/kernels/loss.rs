@@ -16,7 +16,7 @@ use crate::tiles::group::Lane;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{E, Mem, Ty};
 use tandem_executor::ops::arguments::is_absent;
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 use tandem_executor::ops::losses::{Loss, Reduction, cross_entropy_with_logits};
 use tandem_executor::plan::{Draft, RowShape};
 use tandem_executor::shapes::Dims;
@@ -27,14 +27,14 @@ const PIECE: usize = 512;
 const COST: usize = 8;
 
 /// The windows of predictions and targets, which are arguments `at` and `at + 1`, and their number of elements.
-fn pair(call: &Call<'_>, at: usize) -> Option<(Window, Window, usize)> {
+fn pair(call: &Call<'_>, at: usize) -> Option<(TensorGeometry, TensorGeometry, usize)> {
     let (x, t) = (contiguous(call, at, Mem::F32)?, contiguous(call, at + 1, Mem::F32)?);
     let n = count(&x.sizes);
     (x.sizes == t.sizes && n > 0).then_some((x, t, n))
 }
 
 /// The only output, if it is contiguous and has `n` elements.
-fn result(outputs: &Outputs, n: usize) -> Option<Window> {
+fn result(outputs: &Outputs, n: usize) -> Option<TensorGeometry> {
     output(outputs).filter(|y| y.mem == Mem::F32 && count(&y.sizes) == n)
 }
 
@@ -48,7 +48,7 @@ fn numbers(arg: Option<u32>) -> (SmallVec<[Param; 2]>, E) {
 
 /// Compiles an expression of the elements of windows. They are numbered in the order of `ins`, and `out` has the next
 /// number.
-fn compiled(ins: &[Window], out: &Window, value: impl FnOnce(&[E]) -> E) -> Option<Lane> {
+fn compiled(ins: &[TensorGeometry], out: &TensorGeometry, value: impl FnOnce(&[E]) -> E) -> Option<Lane> {
     let draft = Draft::<usize, Param>::of_expression(ins, out, value);
     Lane::of(&draft.lanes[0], &mut Vec::new(), &|_, _| false)
 }
@@ -88,7 +88,7 @@ fn reduced(
     let by = if reduction == Reduction::Mean { 1.0 / n as f64 } else { 1.0 };
     let (params, number) = numbers(arg);
     // If losses are added, each piece of memory has them in the order of the predictions.
-    let each = Window { sizes: x.sizes.clone(), strides: x.strides.clone(), ..y.clone() };
+    let each = TensorGeometry { sizes: x.sizes.clone(), strides: x.strides.clone(), ..y.clone() };
     let lane = compiled(&[x.clone(), t.clone()], &each, |v| value(&v[0], &v[1], &number))?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         let [x, t, y] = [0, 1, 2].map(|w| data.of::<f32>(w));

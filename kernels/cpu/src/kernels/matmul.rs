@@ -10,7 +10,7 @@ use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::{MIDDLE, output, tensor};
 use tandem_executor::host::{HostKernels, Matrix, Product};
 use tandem_executor::ir::{Mem, Ty};
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 use tandem_executor::shapes::expanded;
 
 /// Returns the form in which BLAS gets a matrix: whether it is transposed, and its leading dimension. `None` if neither
@@ -26,14 +26,14 @@ fn matrix(sizes: [i64; 2], strides: [i64; 2]) -> Option<(bool, i64)> {
     }
 }
 
-fn floats(windows: &[&Window]) -> Option<bool> {
+fn floats(windows: &[&TensorGeometry]) -> Option<bool> {
     let mem = windows.first()?.mem;
     let same = windows.iter().all(|w| w.mem == mem && !w.sizes.contains(&0));
     (same && matches!(mem, Mem::F32 | Mem::F64)).then_some(mem == Mem::F64)
 }
 
 /// The product of two matrices, with null addresses.
-fn product(a: &Window, b: &Window, double: bool) -> Option<Product> {
+fn product(a: &TensorGeometry, b: &TensorGeometry, double: bool) -> Option<Product> {
     let ([m, k], [k2, n]) =
         (<[i64; 2]>::try_from(&a.sizes[..]).ok()?, <[i64; 2]>::try_from(&b.sizes[..]).ok()?);
     if k != k2 {
@@ -87,7 +87,7 @@ unsafe fn multiply_all(
 const GRAIN: f64 = (1 << 20) as f64;
 
 /// The window of a vector as a matrix with one column.
-fn column(vector: &Window) -> Option<Window> {
+fn column(vector: &TensorGeometry) -> Option<TensorGeometry> {
     let mut matrix = vector.clone();
     (matrix.sizes.len() == 1).then(|| {
         matrix.sizes.push(1);
@@ -97,7 +97,7 @@ fn column(vector: &Window) -> Option<Window> {
 }
 
 /// The window of the first matrix of a batch.
-fn first(batch: &Window) -> Window {
+fn first(batch: &TensorGeometry) -> TensorGeometry {
     let mut matrix = batch.clone();
     (matrix.sizes, matrix.strides) = (batch.sizes[1..].into(), batch.strides[1..].into());
     matrix
@@ -171,7 +171,12 @@ struct Products {
 
 impl Products {
     /// The products of the matrices of two batches, `[count, m, k]` and `[count, k, n]`.
-    fn of_batches(a: &Window, b: &Window, c: &Window, double: bool) -> Option<Products> {
+    fn of_batches(
+        a: &TensorGeometry,
+        b: &TensorGeometry,
+        c: &TensorGeometry,
+        double: bool,
+    ) -> Option<Products> {
         if a.sizes.len() != 3 || b.sizes.len() != 3 || a.sizes[0] != b.sizes[0] {
             return None;
         }
@@ -182,7 +187,7 @@ impl Products {
     }
 
     /// The kernel for these windows: the bias, if there is one, `a`, `b` and `c`.
-    fn kernel(self, windows: SmallVec<[Window; 4]>) -> Kernel {
+    fn kernel(self, windows: SmallVec<[TensorGeometry; 4]>) -> Kernel {
         let Products { product, count, steps, bias } = self;
         let size = if product.double { 8 } else { 4 };
         let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {

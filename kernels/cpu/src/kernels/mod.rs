@@ -6,18 +6,18 @@
 
 mod accumulate;
 pub(crate) mod attention;
+pub(crate) mod cat_pad;
 pub(crate) mod cells;
 pub(crate) mod channel_norms;
 pub(crate) mod conv;
+pub(crate) mod flip_roll_repeat;
 pub(crate) mod index;
 mod kernel;
 pub(crate) mod loss;
 pub(crate) mod matmul;
-pub(crate) mod moves;
 pub(crate) mod nll_loss;
 pub(crate) mod norm;
 mod permuted;
-pub(crate) mod pieces;
 pub(crate) mod pooling;
 pub(crate) mod reduce;
 pub(crate) mod roi_align;
@@ -34,46 +34,46 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::{Operand, Window, fresh_window, operand};
+use tandem_executor::ops::express::{Operand, TensorGeometry, new_geometry, operand};
 use tandem_executor::shapes;
 
-pub use self::kernel::{Kernel, Shared, Work};
+pub use self::kernel::{Kernel, SendPtr, Work};
 
 /// Function that returns a kernel for a call and the metadata of its outputs.
 pub type MakeKernel = fn(&Call<'_>, &Outputs) -> Option<Kernel>;
 
 /// The window of a tensor argument.
-fn tensor(call: &Call<'_>, arg: usize) -> Option<Window> {
+fn tensor(call: &Call<'_>, arg: usize) -> Option<TensorGeometry> {
     match operand(call, arg, 0)?.0 {
-        Operand::Window(window) => Some(window),
+        Operand::TensorGeometry(window) => Some(window),
         _ => None,
     }
 }
 
 /// The window of a contiguous tensor argument with this element type.
-fn contiguous(call: &Call<'_>, arg: usize, mem: Mem) -> Option<Window> {
+fn contiguous(call: &Call<'_>, arg: usize, mem: Mem) -> Option<TensorGeometry> {
     tensor(call, arg).filter(|w| w.mem == mem && is_contiguous(w))
 }
 
-fn is_contiguous(window: &Window) -> bool {
+fn is_contiguous(window: &TensorGeometry) -> bool {
     shapes::is_contiguous(&window.sizes, &window.strides)
 }
 
 /// The window of the only output, if it is new and contiguous.
-fn output(outputs: &Outputs) -> Option<Window> {
+fn output(outputs: &Outputs) -> Option<TensorGeometry> {
     match &outputs.outs[..] {
-        [OutSpec::Fresh { storage, meta, offset }] if outputs.resized.is_empty() => {
-            fresh_window(*storage, meta, *offset).filter(is_contiguous)
+        [OutSpec::NewStorage { storage, meta, offset }] if outputs.resized.is_empty() => {
+            new_geometry(*storage, meta, *offset).filter(is_contiguous)
         }
         _ => None,
     }
 }
 
 /// The window of an output that is new, contiguous and of this type.
-fn fresh(outputs: &Outputs, number: usize, mem: Mem) -> Option<Window> {
+fn new_storage(outputs: &Outputs, number: usize, mem: Mem) -> Option<TensorGeometry> {
     match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
+        OutSpec::NewStorage { storage, meta, offset } => {
+            new_geometry(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
         }
         _ => None,
     }

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::norm::weights;
 use crate::kernels::scratch::room;
 use crate::kernels::{contiguous, count, each_row, int, norm, output};
@@ -39,7 +39,7 @@ impl Shape {
     ///
     /// # Safety
     /// `first` points to `examples` integers, which nobody writes during the call.
-    unsafe fn targets(&self, first: Shared<i64>) -> Option<Vec<Option<usize>>> {
+    unsafe fn targets(&self, first: SendPtr<i64>) -> Option<Vec<Option<usize>>> {
         // SAFETY: there are `examples` integers from `first` on, which are not written.
         let targets = unsafe { first.read(0, self.examples) };
         let class = |target: &i64| match *target {

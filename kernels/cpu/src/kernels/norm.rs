@@ -5,15 +5,15 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::accumulate::{products, sum};
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::scratch::filled;
 use crate::kernels::softmax::at;
-use crate::kernels::{contiguous, count, each_row, fresh};
+use crate::kernels::{contiguous, count, each_row, new_storage};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
 use tandem_executor::ops::arguments::is_absent;
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 
 /// Number of rows that are added at a time.
 const GROUP: usize = 4;
@@ -22,12 +22,12 @@ const ROWS: usize = 32;
 const PARTS: usize = 64;
 
 /// The `number`-th output, if it is new, contiguous and of 32-bit floats; `None` otherwise.
-pub fn output(outputs: &Outputs, number: usize) -> Option<Window> {
-    fresh(outputs, number, Mem::F32)
+pub fn output(outputs: &Outputs, number: usize) -> Option<TensorGeometry> {
+    new_storage(outputs, number, Mem::F32)
 }
 
 /// An output that the call's output mask may exclude: `Some(None)` if it is undefined.
-pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
+pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<TensorGeometry>> {
     match outputs.outs.get(number)? {
         OutSpec::Undefined => Some(None),
         _ => output(outputs, number).map(Some),
@@ -35,7 +35,7 @@ pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
 }
 
 /// An optional contiguous float argument of `n` elements: `Some(None)` if it is absent.
-pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> {
+pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<TensorGeometry>> {
     if is_absent(call, arg) {
         return Some(None);
     }
@@ -44,17 +44,17 @@ pub fn weights(call: &Call<'_>, arg: usize, n: usize) -> Option<Option<Window>> 
 
 /// The windows of a kernel while it is put together.
 #[derive(Default)]
-pub struct Windows(pub SmallVec<[Window; 4]>);
+pub struct Windows(pub SmallVec<[TensorGeometry; 4]>);
 
 impl Windows {
     /// Appends a window and returns its index.
-    pub fn add(&mut self, window: Window) -> usize {
+    pub fn add(&mut self, window: TensorGeometry) -> usize {
         self.0.push(window);
         self.0.len() - 1
     }
 
     /// Appends a window, if there is one, and returns its index.
-    pub fn maybe(&mut self, window: Option<Window>) -> Option<usize> {
+    pub fn maybe(&mut self, window: Option<TensorGeometry>) -> Option<usize> {
         window.map(|w| self.add(w))
     }
 }
@@ -128,7 +128,7 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let summed = to_weight.is_some() || to_bias.is_some();
         let Some(mut sums) = filled(if summed { parts * n * 2 } else { 0 }, 0.0f64) else { return false };
-        let partial = Shared(sums.as_mut_ptr());
+        let partial = SendPtr(sums.as_mut_ptr());
         each_row(host, parts, each * n * 4, &|from, end| {
             for part_ in from..end {
                 // SAFETY: rows below `rows` exist in all windows, and a weight is one row; one thread alone uses a

@@ -9,35 +9,35 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::channels_last::{Order, Planes};
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::scratch::with_scratch;
 use crate::kernels::tensor;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::{Param, Window, fresh_window};
+use tandem_executor::ops::express::{Param, TensorGeometry, new_geometry};
 
 /// The order of a window's elements; `None` if they are not floats or the window is not dense.
-pub fn order(window: &Window) -> Option<Order> {
+pub fn order(window: &TensorGeometry) -> Option<Order> {
     Order::of(&window.sizes, &window.strides).filter(|_| window.mem == Mem::F32)
 }
 
 /// The window of an argument in one of the orders.
-pub fn given(call: &Call<'_>, arg: usize) -> Option<Window> {
+pub fn given(call: &Call<'_>, arg: usize) -> Option<TensorGeometry> {
     tensor(call, arg).filter(|window| order(window).is_some())
 }
 
 /// The window of a new output in one of the orders.
-pub fn made(outputs: &Outputs, number: usize) -> Option<Window> {
+pub fn made(outputs: &Outputs, number: usize) -> Option<TensorGeometry> {
     match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|window| order(window).is_some())
+        OutSpec::NewStorage { storage, meta, offset } => {
+            new_geometry(*storage, meta, *offset).filter(|window| order(window).is_some())
         }
         _ => None,
     }
 }
 
 /// An output that the call's output mask may exclude: `Some(None)` if it is undefined.
-pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<Window>> {
+pub fn wanted(outputs: &Outputs, number: usize) -> Option<Option<TensorGeometry>> {
     match outputs.outs.get(number)? {
         OutSpec::Undefined => Some(None),
         _ => made(outputs, number).map(Some),
@@ -76,7 +76,7 @@ struct Turned {
 
 /// The kernel whose code computes on each of `tensors` in the order `wanted`.
 pub fn in_orders(
-    windows: SmallVec<[Window; 4]>,
+    windows: SmallVec<[TensorGeometry; 4]>,
     params: SmallVec<[Param; 2]>,
     tensors: &[Tensor],
     compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Clone + Send + Sync + 'static,
@@ -104,7 +104,7 @@ pub fn in_orders(
 /// The kernel with code for each order, which computes on `tensors`. If all strides of the tensors are row-major, the
 /// order of their contents decides. Otherwise `channels_last` computes on each tensor in the order `wanted`.
 pub fn in_either_order(
-    windows: SmallVec<[Window; 4]>,
+    windows: SmallVec<[TensorGeometry; 4]>,
     params: SmallVec<[Param; 2]>,
     tensors: &[Tensor],
     row_major: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
@@ -134,10 +134,10 @@ fn on_copies(
             return compute(host, data, params);
         }
         with_scratch(room, |mut scratch| {
-            let mut copies: SmallVec<[(usize, Shared<f32>); 4]> = SmallVec::new();
+            let mut copies: SmallVec<[(usize, SendPtr<f32>); 4]> = SmallVec::new();
             for Turned { tensor, planes } in &turned {
                 let (copy, rest) = std::mem::take(&mut scratch).split_at_mut(planes.len());
-                let copy = Shared(copy.as_mut_ptr());
+                let copy = SendPtr(copy.as_mut_ptr());
                 if !tensor.is_written {
                     // SAFETY: the window has the planes' sizes, and the copy is as large.
                     unsafe { planes.reorder(host, data.of(tensor.window).get(), copy.get(), tensor.wanted) };

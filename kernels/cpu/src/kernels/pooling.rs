@@ -12,13 +12,13 @@ use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::channels_last::Order;
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::permuted::{Tensor, given, in_either_order, made};
 use crate::kernels::{contiguous, count, each_row, is_contiguous, output, tensor};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::{Window, fresh_window};
+use tandem_executor::ops::express::{TensorGeometry, new_geometry};
 use tandem_executor::ops::pooling::{
     Axis, Span, adaptive_spans, adaptive_windows, division, plane, sliding, spans,
 };
@@ -201,17 +201,17 @@ fn planes(sizes: &[i64]) -> usize {
 }
 
 /// The positions that a call returns, in one of the orders.
-fn new_positions(outputs: &Outputs, number: usize) -> Option<Window> {
+fn new_positions(outputs: &Outputs, number: usize) -> Option<TensorGeometry> {
     match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::I64)
+        OutSpec::NewStorage { storage, meta, offset } => {
+            new_geometry(*storage, meta, *offset).filter(|w| w.mem == Mem::I64)
         }
         _ => None,
     }
 }
 
 /// The distances of channels and of pixels in a tensor; `None` if it is in neither order.
-fn steps(window: &Window) -> Option<[usize; 2]> {
+fn steps(window: &TensorGeometry) -> Option<[usize; 2]> {
     let [.., channels, height, width] = window.sizes[..] else { return None };
     Some(match Order::of(&window.sizes, &window.strides)? {
         Order::RowMajor => [(height * width) as usize, 1],
@@ -222,7 +222,7 @@ fn steps(window: &Window) -> Option<[usize; 2]> {
 /// The kernel of a maximum pooling, with code for each order. `positions` is the number of the positions' window.
 /// Tensors without a batch must be row-major, because they have no order of channels.
 fn with_positions(
-    windows: SmallVec<[Window; 4]>,
+    windows: SmallVec<[TensorGeometry; 4]>,
     tensors: [Tensor; 2],
     positions: usize,
     row_major: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
@@ -281,7 +281,7 @@ pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                     let of_line = axes[1].windows * channels;
                     let y = data.of::<f32>(1).slice(line * of_line, of_line);
                     let first = image * channels * to + row * axes[1].windows * steps[1];
-                    let indices = Shared(data.of::<i64>(2).at(first));
+                    let indices = SendPtr(data.of::<i64>(2).at(first));
                     max_pool_line(x, y, indices, axes, [row, channels], steps);
                 }
             }
@@ -300,7 +300,7 @@ widest! {
     /// - `indices` points to the positions of the line's windows in the first channel.
     /// - During the call, nobody else uses the positions of the line's windows.
     unsafe fn max_pool_line(
-        x: &[f32], y: &mut [f32], indices: Shared<i64>, axes: [Axis; 2], at: [usize; 2], steps: [usize; 2],
+        x: &[f32], y: &mut [f32], indices: SendPtr<i64>, axes: [Axis; 2], at: [usize; 2], steps: [usize; 2],
     ) => run_max_pool_line
 }
 
@@ -313,7 +313,7 @@ const CHANNELS: usize = 16;
 unsafe fn run_max_pool_line(
     x: &[f32],
     y: &mut [f32],
-    indices: Shared<i64>,
+    indices: SendPtr<i64>,
     [rows, columns]: [Axis; 2],
     [row, channels]: [usize; 2],
     steps: [usize; 2],
@@ -403,7 +403,7 @@ pub fn max_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                 unsafe {
                     let to = data.of::<f32>(2).at(image * n * channels);
                     for pixel in 0..n {
-                        Shared(to).slice(pixel * channels + first, some.len()).fill(0.0);
+                        SendPtr(to).slice(pixel * channels + first, some.len()).fill(0.0);
                     }
                     for window in 0..windows {
                         for channel in some.clone() {
@@ -530,7 +530,7 @@ widest! {
 
 /// The kernel of the averages of `x` or, with `backward`, of the input's gradient, where `x` is the gradient of the
 /// averages.
-fn averaged(x: Window, y: Window, spans: Spans, backward: bool) -> Option<Kernel> {
+fn averaged(x: TensorGeometry, y: TensorGeometry, spans: Spans, backward: bool) -> Option<Kernel> {
     let [from, to] = [plane(&x.sizes)?, plane(&y.sizes)?].map(|[height, width]| height * width);
     let planes = planes(&x.sizes);
     let windows = if backward { from } else { to };

@@ -13,7 +13,7 @@ use crate::kernels::scratch::room;
 use crate::kernels::{contiguous, count, each_row, int, output};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 
 /// Sizes and options that all regions of a call share.
 #[derive(Clone, Copy)]
@@ -108,7 +108,7 @@ impl Shape {
     }
 }
 
-fn shape(call: &Call<'_>, planes: &Window, bins: &[i64], options: usize) -> Option<Shape> {
+fn shape(call: &Call<'_>, planes: &TensorGeometry, bins: &[i64], options: usize) -> Option<Shape> {
     let [batch, channels, height, width] = <[i64; 4]>::try_from(&planes.sizes[..]).ok()?;
     let [_, _, rows, columns] = <[i64; 4]>::try_from(bins).ok()?;
     let of = |size: i64| usize::try_from(size).ok().filter(|s| *s > 0);
@@ -125,7 +125,7 @@ fn shape(call: &Call<'_>, planes: &Window, bins: &[i64], options: usize) -> Opti
 }
 
 /// The window of the second argument: regions of five floats.
-fn regions(call: &Call<'_>) -> Option<Window> {
+fn regions(call: &Call<'_>) -> Option<TensorGeometry> {
     contiguous(call, 1, Mem::F32).filter(|w| w.sizes.len() == 2 && w.sizes[1] == 5)
 }
 

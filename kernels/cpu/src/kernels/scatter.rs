@@ -9,12 +9,12 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::index::Numbers;
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::{MIDDLE, contiguous, count, dimension, each_row, output, tensor};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
 use tandem_executor::ops::arguments::Reduce;
-use tandem_executor::ops::express::{Operand, Param, Window, operand};
+use tandem_executor::ops::express::{Operand, Param, TensorGeometry, operand};
 
 /// Minimum number of adjacent columns that a thread handles together, and number of parts that more columns are split
 /// into.
@@ -96,11 +96,11 @@ impl Shape {
         &self,
         host: &dyn HostKernels,
         index: &[i64],
-        from: Shared<u8>,
-        to: Shared<u8>,
+        from: SendPtr<u8>,
+        to: SendPtr<u8>,
     ) {
         let Shape { outer, slots, n, inner, strides: [so, sn, si] } = *self;
-        let (from, to) = (Shared(from.get().cast::<T>()), Shared(to.get().cast::<T>()));
+        let (from, to) = (SendPtr(from.get().cast::<T>()), SendPtr(to.get().cast::<T>()));
         each_row(host, outer * n, self.cost(inner), &|begin, end| {
             for o in begin / n..end.div_ceil(n) {
                 for item in begin.max(o * n)..end.min((o + 1) * n) {
@@ -131,7 +131,7 @@ fn wrapped(index: i64, slots: usize) -> usize {
 
 /// The indices of a call.
 struct Indices {
-    window: Window,
+    window: TensorGeometry,
     numbers: Numbers,
     /// Range of indices that are accepted.
     range: std::ops::Range<i64>,
@@ -139,7 +139,7 @@ struct Indices {
 
 impl Indices {
     /// The indices of a gather or scatter along dimension `dim` of a tensor with these sizes, and the shape.
-    fn along(index: Window, sizes: &[i64], dim: usize) -> Option<(Indices, Shape)> {
+    fn along(index: TensorGeometry, sizes: &[i64], dim: usize) -> Option<(Indices, Shape)> {
         let equal = |d: usize| d == dim || index.sizes[d] == sizes[d];
         if index.sizes.len() != sizes.len() || sizes.contains(&0) || !(0..sizes.len()).all(equal) {
             return None;
@@ -160,7 +160,12 @@ impl Indices {
     }
 
     /// Indices of rows, one for each row of the other side.
-    fn of_rows(index: Window, sizes: &[i64], dim: usize, is_wrapped: bool) -> Option<(Indices, Shape)> {
+    fn of_rows(
+        index: TensorGeometry,
+        sizes: &[i64],
+        dim: usize,
+        is_wrapped: bool,
+    ) -> Option<(Indices, Shape)> {
         let numbers = Numbers::of(&index)?;
         let [outer, inner] = [count(&sizes[..dim]), count(&sizes[dim + 1..])];
         let (slots, n) = (sizes[dim] as usize, count(&index.sizes));
@@ -203,7 +208,7 @@ pub fn gather(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 /// The elements that are put to the positions.
 enum Source {
     /// Elements of a contiguous window.
-    Window(Window),
+    TensorGeometry(TensorGeometry),
     /// A number of the call.
     Number(Param),
 }
@@ -220,7 +225,7 @@ fn put<T: Copy + Send + Sync + 'static>(
     start: Option<T>,
     combine: impl Fn(T, T, T) -> T + Send + Sync + 'static,
 ) -> Option<Kernel> {
-    let mut windows: SmallVec<[Window; 4]> = smallvec![index];
+    let mut windows: SmallVec<[TensorGeometry; 4]> = smallvec![index];
     let mut params: SmallVec<[Param; 2]> = smallvec![];
     let (to, before) = match &outputs.outs[..] {
         [OutSpec::Same(0)] => (contiguous(call, 0, mem)?, None),
@@ -231,10 +236,10 @@ fn put<T: Copy + Send + Sync + 'static>(
     }
     let all = count(&to.sizes);
     windows.push(to);
-    let has_source = matches!(source, Source::Window(_));
+    let has_source = matches!(source, Source::TensorGeometry(_));
     match source {
-        Source::Window(window) if window.mem == mem => windows.push(window),
-        Source::Window(_) => return None,
+        Source::TensorGeometry(window) if window.mem == mem => windows.push(window),
+        Source::TensorGeometry(_) => return None,
         Source::Number(param) => params.push(param),
     }
     let before = before.map(|before| {
@@ -252,9 +257,9 @@ fn put<T: Copy + Send + Sync + 'static>(
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
         // SAFETY: window 0 is the one that `numbers` was made from, and nobody writes it while the kernel runs.
         let Some(index) = (unsafe { numbers.read(data.of(0), range.clone()) }) else { return false };
-        let to: Shared<T> = data.of(1);
+        let to: SendPtr<T> = data.of(1);
         if let Some(before) = before {
-            let before: Shared<T> = data.of(before);
+            let before: SendPtr<T> = data.of(before);
             each_row(host, all, 1, &|begin, end| {
                 // SAFETY: both windows have `all` elements and do not overlap; one thread alone writes an element.
                 unsafe { to.slice(begin, end - begin).copy_from_slice(before.read(begin, end - begin)) };
@@ -268,7 +273,7 @@ fn put<T: Copy + Send + Sync + 'static>(
                 unsafe { to.slice(slot, n) }.fill(start);
             });
         }
-        let source: Shared<T> = if has_source { data.of(2) } else { Shared(std::ptr::null_mut()) };
+        let source: SendPtr<T> = if has_source { data.of(2) } else { SendPtr(std::ptr::null_mut()) };
         shape.each(host, &index, |slot, at, n| {
             // SAFETY: both positions are inside the windows, which do not overlap; one thread alone writes each.
             let to = unsafe { to.slice(slot, n) };
@@ -306,8 +311,8 @@ fn scattered(call: &Call<'_>, outputs: &Outputs, is_sum: bool) -> Option<Kernel>
     let indices = Indices::along(index, &to.sizes, dim)?;
     let is_long = indices.1.is_long_column();
     let source = match operand(call, 3, 0)?.0 {
-        Operand::Window(_) => {
-            Source::Window(contiguous(call, 3, to.mem).filter(|w| w.sizes == sizes && !is_long)?)
+        Operand::TensorGeometry(_) => {
+            Source::TensorGeometry(contiguous(call, 3, to.mem).filter(|w| w.sizes == sizes && !is_long)?)
         }
         Operand::Number(arg, item) => Source::Number(Param::Number(arg, item, number_type(to.mem))),
         Operand::Host(_) => return None,
@@ -345,7 +350,7 @@ pub fn scatter_reduce(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let (Some(Arg::Str(how)), Some(Arg::Bool(includes))) = (call.args.get(4), call.args.get(5)) else {
         return None;
     };
-    let (both, source) = ((call, outputs), Source::Window(source));
+    let (both, source) = ((call, outputs), Source::TensorGeometry(source));
     let number = (None, float as fn(u64) -> f32);
     let start = |identity: f32| (!includes).then_some(identity);
     match Reduce::of(how)? {
@@ -372,20 +377,26 @@ pub fn index_add(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     })?;
     let indices = Indices::of_rows(index, &to.sizes, dim, false)?;
     let alpha = Some(Param::Number(4, 0, Ty::F64));
-    put((call, outputs), Mem::F32, indices, Source::Window(source), (alpha, float), None, |a, b, alpha| {
-        a + alpha * b
-    })
+    put(
+        (call, outputs),
+        Mem::F32,
+        indices,
+        Source::TensorGeometry(source),
+        (alpha, float),
+        None,
+        |a, b, alpha| a + alpha * b,
+    )
 }
 
 /// `index_put(self, indices, values, accumulate)` with one tensor of indices.
 pub fn index_put(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let Some(Arg::Tensors(1)) = call.args.get(1) else { return None };
-    let Operand::Window(index) = operand(call, 1, 0)?.0 else { return None };
+    let Operand::TensorGeometry(index) = operand(call, 1, 0)?.0 else { return None };
     let to = tensor(call, 0).filter(|to| !to.sizes.is_empty())?;
     let Some(Arg::Bool(is_sum)) = call.args.get(3) else { return None };
     let source = contiguous(call, 2, to.mem)
         .filter(|source| source.sizes.iter().eq(index.sizes.iter().chain(&to.sizes[1..])))?;
-    let (both, source) = ((call, outputs), Source::Window(source));
+    let (both, source) = ((call, outputs), Source::TensorGeometry(source));
     let indices = Indices::of_rows(index, &to.sizes, 0, true)?;
     match (to.mem, is_sum) {
         (Mem::F32, true) => put(both, to.mem, indices, source, (None, float), None, |a, b, _| a + b),

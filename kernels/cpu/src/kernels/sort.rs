@@ -18,7 +18,7 @@ use crate::kernels::{SMALL, contiguous, count, dimension, each_row, int, is_cont
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::{Window, fresh_window};
+use tandem_executor::ops::express::{TensorGeometry, new_geometry};
 
 /// Elements that have an order.
 trait Element: Copy + PartialOrd + Send + Sync + 'static {
@@ -49,10 +49,10 @@ impl Element for i64 {
 }
 
 /// The `number`-th output, if it is new, contiguous and of these elements.
-fn made(outputs: &Outputs, number: usize, mem: Mem) -> Option<Window> {
+fn made(outputs: &Outputs, number: usize, mem: Mem) -> Option<TensorGeometry> {
     match outputs.outs.get(number)? {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
+        OutSpec::NewStorage { storage, meta, offset } => {
+            new_geometry(*storage, meta, *offset).filter(|w| w.mem == mem && is_contiguous(w))
         }
         _ => None,
     }
@@ -76,9 +76,9 @@ fn extreme<T: Element>(x: &[T], n: usize, step: usize, is_better: impl Fn(T, T) 
 
 /// The kernel that stores the extremes' values, if `values` is a window, and their positions.
 fn extremes<T: Element>(
-    x: Window,
+    x: TensorGeometry,
     [outer, n, inner]: [usize; 3],
-    (values, positions): (Option<Window>, Window),
+    (values, positions): (Option<TensorGeometry>, TensorGeometry),
     is_better: fn(T, T) -> bool,
 ) -> Option<Kernel> {
     let all = outer * inner;

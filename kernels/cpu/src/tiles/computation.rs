@@ -11,7 +11,7 @@ use crate::tiles::group::TileGroup;
 use crate::tiles::summed::Summed;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 use tandem_executor::plan::{Draft, Ending, Feed, Slot};
 use tandem_executor::shapes::channels_last;
 
@@ -77,7 +77,11 @@ impl<S, P> Computation<S, P> {
     }
 
     /// Wraps a kernel, with its windows and parameters mapped to `S` and `P`.
-    pub fn of(kernel: Kernel, slot: impl Fn(&Window) -> S, param: impl Fn(Param) -> P) -> Computation<S, P> {
+    pub fn of(
+        kernel: Kernel,
+        slot: impl Fn(&TensorGeometry) -> S,
+        param: impl Fn(Param) -> P,
+    ) -> Computation<S, P> {
         let Kernel { windows, params, work, on_channels_last } = kernel;
         let on_channels_last = on_channels_last.map(|OnChannelsLast { planes, preferred, work }| {
             Box::new(OnChannelsLast { planes, preferred, work: Work::Kernel(work) })

@@ -39,15 +39,15 @@ pub unsafe fn call_host(
                 outputs.resized.push(Resized { input, meta: meta(), offset: moved(input) });
                 return;
             }
-            HostResultKind::Fresh(ptr, nbytes) => {
+            HostResultKind::NewStorage(ptr, nbytes) => {
                 let known = made.iter().position(|b| b.as_ptr() == ptr);
                 let storage = known.unwrap_or_else(|| {
                     // SAFETY: buffers are alive while the host passes results.
                     made.push(unsafe { Buffer::retain(ptr, host) });
-                    outputs.fresh.push(nbytes);
+                    outputs.new_storages.push(nbytes);
                     made.len() - 1
                 });
-                OutSpec::Fresh { storage: storage as u16, meta: meta(), offset: result.offset }
+                OutSpec::NewStorage { storage: storage as u16, meta: meta(), offset: result.offset }
             }
             HostResultKind::Alias(input) => OutSpec::Alias { input, meta: meta(), offset: moved(input) },
             HostResultKind::Undefined => OutSpec::Undefined,

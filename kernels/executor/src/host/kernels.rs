@@ -139,7 +139,7 @@ pub enum HostResultKind {
     /// An undefined tensor.
     Undefined,
     /// A window on a buffer that the call created: the buffer and its size in bytes.
-    Fresh(*mut c_void, u64),
+    NewStorage(*mut c_void, u64),
     /// The tensor object passed as this flat input.
     Same(u32),
     /// Another window on the storage of this flat input.

@@ -22,12 +22,12 @@ pub enum Owner {
     /// The storage of this flat input.
     Input(u32),
     /// The storage with this index among those that the call creates.
-    Fresh(u16),
+    NewStorage(u16),
 }
 
 /// A window of a storage, with the type of its elements.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct TensorGeometry {
     /// Storage of the window.
     pub owner: Owner,
     /// Representation of an element in memory.
@@ -44,7 +44,7 @@ pub struct Window {
 #[derive(Clone, Debug)]
 pub enum Operand {
     /// A tensor in memory.
-    Window(Window),
+    TensorGeometry(TensorGeometry),
     /// A zero-dimensional host tensor, as a flat input.
     Host(u32),
     /// A number: the argument's index and, if the argument is a list, the index of the item.
@@ -66,7 +66,7 @@ pub enum Param {
 #[derive(Clone, Debug)]
 pub struct Assignment {
     /// Tensor that is written.
-    pub out: Window,
+    pub out: TensorGeometry,
     /// Operands that are read.
     pub ins: SmallVec<[Operand; 3]>,
     /// Type that each operand is converted to when it is read.
@@ -135,16 +135,16 @@ impl Formats {
 }
 
 /// A window on a storage that a call creates. `None` if the IR does not represent the elements exactly.
-pub fn fresh_window(storage: u16, meta: &TensorMeta, offset: i64) -> Option<Window> {
-    window(Owner::Fresh(storage), meta, offset, Formats::Exact)
+pub fn new_geometry(storage: u16, meta: &TensorMeta, offset: i64) -> Option<TensorGeometry> {
+    window(Owner::NewStorage(storage), meta, offset, Formats::Exact)
 }
 
-fn window(owner: Owner, meta: &TensorMeta, offset: i64, formats: Formats) -> Option<Window> {
+fn window(owner: Owner, meta: &TensorMeta, offset: i64, formats: Formats) -> Option<TensorGeometry> {
     let mem = Mem::of(meta.dtype).filter(|mem| formats.has(*mem))?;
     if meta.flags & (flags::CONJ | flags::NEG) != 0 {
         return None;
     }
-    Some(Window { owner, mem, sizes: meta.sizes().into(), strides: meta.strides().into(), offset })
+    Some(TensorGeometry { owner, mem, sizes: meta.sizes().into(), strides: meta.strides().into(), offset })
 }
 
 fn input(call: &Call<'_>, flat: u32, formats: Formats) -> Option<(Operand, Kind)> {
@@ -157,7 +157,7 @@ fn input(call: &Call<'_>, flat: u32, formats: Formats) -> Option<(Operand, Kind)
             known_number(input.dtype)?;
             Operand::Host(flat)
         }
-        _ => Operand::Window(window(Owner::Input(flat), &input.meta(), 0, formats)?),
+        _ => Operand::TensorGeometry(window(Owner::Input(flat), &input.meta(), 0, formats)?),
     };
     Some((operand, kind))
 }
@@ -232,8 +232,8 @@ pub fn assignments(
     let outs: Vec<&OutSpec> = outputs.outs.iter().filter(|o| !matches!(o, OutSpec::List(_))).collect();
     let assignment = |item: usize| {
         let out = match outs.get(item) {
-            Some(OutSpec::Fresh { storage, meta, offset }) if !base.in_place => {
-                window(Owner::Fresh(*storage), meta, *offset, formats)?
+            Some(OutSpec::NewStorage { storage, meta, offset }) if !base.in_place => {
+                window(Owner::NewStorage(*storage), meta, *offset, formats)?
             }
             Some(OutSpec::Same(flat)) if base.in_place => written(call, *flat, formats)?,
             None if base.in_place => written(call, item as u32, formats)?,
@@ -259,7 +259,7 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     let kinds = if op.reads == Reads::Selected { &read[1..] } else { &read[..] };
     let (_, given) = op.dtypes(kinds.iter().map(|(_, kind)| *kind), call.default_dtype);
     let windows = read.iter().filter_map(|(operand, _)| match operand {
-        Operand::Window(window) => Some(View { sizes: &window.sizes, strides: &window.strides }),
+        Operand::TensorGeometry(window) => Some(View { sizes: &window.sizes, strides: &window.strides }),
         _ => None,
     });
     let mut views: SmallVec<[View<'_>; 3]> = windows.collect();
@@ -277,16 +277,20 @@ pub fn new_outputs(base: &Base, call: &Call<'_>) -> Option<Outputs> {
     if sizes.contains(&0) || !views.iter().all(plain) {
         return None;
     }
-    let of_number = op.contiguous_from_number && !matches!(read[0].0, Operand::Window(_));
+    let of_number = op.contiguous_from_number && !matches!(read[0].0, Operand::TensorGeometry(_));
     let strides = if of_number { dense(&sizes) } else { output_strides(&sizes, &views) };
     let meta = TensorMeta::new(&sizes, &strides, given, 0);
-    let fresh = SmallVec::from_elem(meta.extent_bytes(0), 1);
-    Some(Outputs { outs: vec![OutSpec::Fresh { storage: 0, meta, offset: 0 }], fresh, ..Outputs::default() })
+    let new_storages = SmallVec::from_elem(meta.extent_bytes(0), 1);
+    Some(Outputs {
+        outs: vec![OutSpec::NewStorage { storage: 0, meta, offset: 0 }],
+        new_storages,
+        ..Outputs::default()
+    })
 }
 
 /// The window of an input that is written in place. `None` if two indices of the window may address the same element.
-fn written(call: &Call<'_>, flat: u32, formats: Formats) -> Option<Window> {
-    let Operand::Window(window) = input(call, flat, formats)?.0 else { return None };
+fn written(call: &Call<'_>, flat: u32, formats: Formats) -> Option<TensorGeometry> {
+    let Operand::TensorGeometry(window) = input(call, flat, formats)?.0 else { return None };
     is_non_overlapping(&window.sizes, &window.strides).then_some(window)
 }
 
@@ -294,12 +298,12 @@ fn build(
     base: &Base,
     call: &Call<'_>,
     op: &Op,
-    out: Window,
+    out: TensorGeometry,
     read: SmallVec<[(Operand, Kind); 3]>,
     item: usize,
 ) -> Option<Assignment> {
     let shapes = read.iter().filter_map(|(o, _)| match o {
-        Operand::Window(w) => Some(&w.sizes[..]),
+        Operand::TensorGeometry(w) => Some(&w.sizes[..]),
         _ => None,
     });
     let sizes = broadcast(shapes.chain(base.in_place.then_some(&out.sizes[..])))?;
@@ -320,7 +324,7 @@ fn build(
                 return None;
             }
             let dtype = match (read.first(), kinds.first()) {
-                (Some((Operand::Window(_), _)), Some(kind)) => kind.dtype,
+                (Some((Operand::TensorGeometry(_), _)), Some(kind)) => kind.dtype,
                 _ => own?,
             };
             (dtype, SmallVec::from_elem(Mem::of(dtype)?.ty(), read.len()))
@@ -368,10 +372,10 @@ fn build(
 }
 
 /// The dtype of the tensor that an assignment writes, if the tensor is an input; otherwise `otherwise`.
-fn dtype_of(call: &Call<'_>, out: &Window, otherwise: Dtype) -> Dtype {
+fn dtype_of(call: &Call<'_>, out: &TensorGeometry, otherwise: Dtype) -> Dtype {
     match out.owner {
         Owner::Input(flat) => call.inputs[flat as usize].dtype,
-        Owner::Fresh(_) => otherwise,
+        Owner::NewStorage(_) => otherwise,
     }
 }
 
@@ -395,9 +399,9 @@ pub fn apart(call: &Call<'_>) -> bool {
 }
 
 /// Whether a copy transposes a large matrix. PyTorch's own kernel, which works in blocks, is faster for such a copy.
-fn slow_to_walk(out: &Window, read: &[(Operand, Kind)]) -> bool {
+fn slow_to_walk(out: &TensorGeometry, read: &[(Operand, Kind)]) -> bool {
     const MUCH: i64 = 60 * 60;
-    let Some((Operand::Window(from), _)) = read.first() else { return false };
+    let Some((Operand::TensorGeometry(from), _)) = read.first() else { return false };
     let [rows, columns] = out.sizes[..] else { return false };
     out.sizes == from.sizes
         && out.strides[..] == [columns, 1]
@@ -455,11 +459,11 @@ impl Assignment {
     pub fn expression(
         &self,
         call: &Call<'_>,
-        read: &mut dyn FnMut(&Window) -> E,
+        read: &mut dyn FnMut(&TensorGeometry) -> E,
         param: &mut dyn FnMut(Param, Ty) -> E,
     ) -> Option<E> {
         let value = |(operand, ty): (&Operand, &Ty)| match operand {
-            Operand::Window(w) => read(w).cast(*ty),
+            Operand::TensorGeometry(w) => read(w).cast(*ty),
             Operand::Host(flat) => param(Param::Host(*flat, *ty), *ty),
             Operand::Number(arg, item) => param(Param::Number(*arg, *item, *ty), *ty),
         };

@@ -20,7 +20,7 @@ fn size(call: &Call<'_>, input: usize, from_last: usize) -> u64 {
 /// Number of elements of all new outputs.
 fn made(outputs: &Outputs) -> u64 {
     let numel = |out: &OutSpec| match out {
-        OutSpec::Fresh { meta, .. } => meta.numel().max(0) as u64,
+        OutSpec::NewStorage { meta, .. } => meta.numel().max(0) as u64,
         _ => 0,
     };
     outputs.outs.iter().map(numel).sum()

@@ -19,7 +19,7 @@ use crate::ops::outputs::{self, Gives, OutputRule};
 
 /// Why a kernel of PyTorch for the default backend is kept instead of being captured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kept {
+pub enum DefaultKernel {
     /// The operator returns another window on the same storage.
     View,
     /// The operator creates a tensor by calling captured operators (`empty` and a fill).
@@ -37,7 +37,7 @@ pub enum Kept {
 struct Row {
     /// Names, separated by spaces.
     names: &'static str,
-    kept: Option<Kept>,
+    kept: Option<DefaultKernel>,
     /// Rule for the outputs' metadata. It applies to exactly the named overloads.
     outputs: Option<Gives>,
     flops: Option<Flops>,
@@ -61,7 +61,7 @@ const fn op(names: &'static str) -> Row {
 }
 
 impl Row {
-    const fn kept(self, why: Kept) -> Row {
+    const fn kept(self, why: DefaultKernel) -> Row {
         Row { kept: Some(why), ..self }
     }
     const fn outputs(self, gives: Gives) -> Row {
@@ -295,38 +295,38 @@ static TABLE: &[Row] = &[
     op("torchvision::roi_pool torchvision::deform_conv2d torchvision::_deform_conv2d_backward").static_shape(),
 
     // --- Kernels of PyTorch for the default backend that are kept
-    op("alias as_strided_ detach detach_ diagonal expand lift_fresh permute select slice slice_inverse split").kept(Kept::View),
-    op("split_with_sizes squeeze squeeze_ t t_ transpose transpose_ unbind unsafe_split").kept(Kept::View),
-    op("unsafe_split_with_sizes unsqueeze unsqueeze_ view _unsafe_view _conj _neg_view _fw_primal").kept(Kept::View),
-    op("_make_dual _lazy_clone lift swapaxes_ swapdims_").kept(Kept::View),
-    op("arange bartlett_window blackman_window empty_like empty_permuted empty_quantized eye fft_fftfreq").kept(Kept::Factory),
-    op("fft_rfftfreq from_file full full_like hamming_window hann_window linspace logspace new_empty").kept(Kept::Factory),
-    op("new_empty_strided new_full new_ones new_zeros normal_functional ones ones_like rand rand_like").kept(Kept::Factory),
-    op("randint randint_like randn randn_like randperm range scalar_tensor tril_indices triu_indices").kept(Kept::Factory),
-    op("zeros zeros_like _efficientzerotensor _new_zeros_with_same_feature_meta").kept(Kept::Factory),
-    op("is_pinned _pin_memory is_same_size _has_same_storage_numel dense_dim sparse_dim").kept(Kept::Metadata),
-    op("is_coalesced _coalesced sym_constrain_range sym_constrain_range_for_size").kept(Kept::Metadata),
-    op("_assert_tensor_metadata _resize_output _resize_output_ resize resize_as resize_as_ set").kept(Kept::Metadata),
-    op("is_non_overlapping_and_dense").kept(Kept::Metadata),
-    op("bernoulli.p clone copy_ _to_copy _copy_from_and_resize _pack_padded_sequence").kept(Kept::Composite),
-    op("repeat_interleave").kept(Kept::Composite),
-    op("shallow_copy_data_").kept(Kept::Composite),
-    op("values indices _values _indices crow_indices col_indices ccol_indices row_indices").kept(Kept::Elsewhere),
-    op("lstm_mps_backward to_mkldnn").kept(Kept::Elsewhere),
-    op("_test* _sparse* sparse* _nested* _to_sparse* to_sparse* mkldnn* miopen* cudnn* _cudnn*").kept(Kept::Elsewhere),
-    op("_mps* mps* _foobar* _philox* _mkldnn* _lstm* to_padded*").kept(Kept::Elsewhere),
+    op("alias as_strided_ detach detach_ diagonal expand lift_fresh permute select slice slice_inverse split").kept(DefaultKernel::View),
+    op("split_with_sizes squeeze squeeze_ t t_ transpose transpose_ unbind unsafe_split").kept(DefaultKernel::View),
+    op("unsafe_split_with_sizes unsqueeze unsqueeze_ view _unsafe_view _conj _neg_view _fw_primal").kept(DefaultKernel::View),
+    op("_make_dual _lazy_clone lift swapaxes_ swapdims_").kept(DefaultKernel::View),
+    op("arange bartlett_window blackman_window empty_like empty_permuted empty_quantized eye fft_fftfreq").kept(DefaultKernel::Factory),
+    op("fft_rfftfreq from_file full full_like hamming_window hann_window linspace logspace new_empty").kept(DefaultKernel::Factory),
+    op("new_empty_strided new_full new_ones new_zeros normal_functional ones ones_like rand rand_like").kept(DefaultKernel::Factory),
+    op("randint randint_like randn randn_like randperm range scalar_tensor tril_indices triu_indices").kept(DefaultKernel::Factory),
+    op("zeros zeros_like _efficientzerotensor _new_zeros_with_same_feature_meta").kept(DefaultKernel::Factory),
+    op("is_pinned _pin_memory is_same_size _has_same_storage_numel dense_dim sparse_dim").kept(DefaultKernel::Metadata),
+    op("is_coalesced _coalesced sym_constrain_range sym_constrain_range_for_size").kept(DefaultKernel::Metadata),
+    op("_assert_tensor_metadata _resize_output _resize_output_ resize resize_as resize_as_ set").kept(DefaultKernel::Metadata),
+    op("is_non_overlapping_and_dense").kept(DefaultKernel::Metadata),
+    op("bernoulli.p clone copy_ _to_copy _copy_from_and_resize _pack_padded_sequence").kept(DefaultKernel::Composite),
+    op("repeat_interleave").kept(DefaultKernel::Composite),
+    op("shallow_copy_data_").kept(DefaultKernel::Composite),
+    op("values indices _values _indices crow_indices col_indices ccol_indices row_indices").kept(DefaultKernel::Elsewhere),
+    op("lstm_mps_backward to_mkldnn").kept(DefaultKernel::Elsewhere),
+    op("_test* _sparse* sparse* _nested* _to_sparse* to_sparse* mkldnn* miopen* cudnn* _cudnn*").kept(DefaultKernel::Elsewhere),
+    op("_mps* mps* _foobar* _philox* _mkldnn* _lstm* to_padded*").kept(DefaultKernel::Elsewhere),
 ];
 
 static BY_NAME: LazyLock<ByName<Row>> = LazyLock::new(|| ByName::new(TABLE, |row| row.names));
 
 /// Why the default-backend kernel of an operator (`aten::op.overload`) is kept, or `None` if it is captured.
-pub fn kept_default(name: &str) -> Option<Kept> {
+pub fn kept_default(name: &str) -> Option<DefaultKernel> {
     let overload = short(name).split_once('.').map_or("", |(_, overload)| overload);
     // `x_copy` variants of views and generated `out=` variants call the functional operator and copy its output.
     let is_copied_view = base(name).ends_with("_copy") && base(short(name)) != "index_copy";
     let is_out =
         is_copied_view || base(name).ends_with("_out") || overload == "out" || overload.ends_with("_out");
-    BY_NAME.find(name, |row| row.kept).or_else(|| is_out.then_some(Kept::Composite))
+    BY_NAME.find(name, |row| row.kept).or_else(|| is_out.then_some(DefaultKernel::Composite))
 }
 
 /// The properties of an operator for the TraceGraph.
@@ -412,11 +412,11 @@ mod tests {
     fn default_kernels_are_captured_unless_listed() {
         assert_eq!(kept_default("aten::add.Tensor"), None);
         assert_eq!(kept_default("aten::convolution"), None);
-        assert_eq!(kept_default("aten::transpose.int"), Some(Kept::View));
-        assert_eq!(kept_default("aten::convolution.out"), Some(Kept::Composite));
-        assert_eq!(kept_default("aten::permute_copy"), Some(Kept::Composite));
+        assert_eq!(kept_default("aten::transpose.int"), Some(DefaultKernel::View));
+        assert_eq!(kept_default("aten::convolution.out"), Some(DefaultKernel::Composite));
+        assert_eq!(kept_default("aten::permute_copy"), Some(DefaultKernel::Composite));
         assert_eq!(kept_default("aten::index_copy"), None);
-        assert_eq!(kept_default("aten::_sparse_sum"), Some(Kept::Elsewhere));
+        assert_eq!(kept_default("aten::_sparse_sum"), Some(DefaultKernel::Elsewhere));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Fused<G> {
     /// Executor's representation of the group.
     pub group: G,
     /// Storages that the executor allocates for the group: index in [`Span::storages`] and size in bytes.
-    pub fresh: Vec<(u32, u64)>,
+    pub new_storages: Vec<(u32, u64)>,
     /// Storages that must exist before the group runs, by index in [`Span::storages`].
     pub needed: Vec<u32>,
     /// Storages that the program drops within the group, and, for an epilogue, the storages that the preceding op

@@ -7,7 +7,7 @@
 use tandem_tracegraph::call::Call;
 
 use crate::ir::{E, Mem, Ty};
-use crate::ops::express::{Assignment, Param, Window};
+use crate::ops::express::{Assignment, Param, TensorGeometry};
 use crate::shapes::{Dims, coalesce, expanded};
 
 /// A group under construction. `S` is the type of a window's start, and `P` the type of a parameter's source.
@@ -52,9 +52,13 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Default for Draft<S, P> {
 impl<P> Draft<usize, P> {
     /// A draft of one lane that assigns to `out` what `value` makes of the elements of `ins`. The start of a window is
     /// its number: its place in `ins`, or the number after these for `out`.
-    pub fn of_expression(ins: &[Window], out: &Window, value: impl FnOnce(&[E]) -> E) -> Draft<usize, P> {
+    pub fn of_expression(
+        ins: &[TensorGeometry],
+        out: &TensorGeometry,
+        value: impl FnOnce(&[E]) -> E,
+    ) -> Draft<usize, P> {
         let (mut lane, mut slots) = (Lane { sizes: out.sizes.clone(), windows: Vec::new() }, Vec::new());
-        let read = |(number, window): (usize, &Window)| {
+        let read = |(number, window): (usize, &TensorGeometry)| {
             let held = lane.window(&mut slots, window, number);
             E::load(window.mem, held as u32, E::int(Ty::I64, 0), None)
         };
@@ -73,7 +77,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
         &mut self,
         call: &Call<'_>,
         assignments: &[Assignment],
-        slot: impl Fn(&Window) -> S,
+        slot: impl Fn(&TensorGeometry) -> S,
         param: impl Fn(Param) -> P,
     ) -> Option<()> {
         while self.lanes.len() < assignments.len() {
@@ -82,7 +86,7 @@ impl<S: Copy + PartialEq, P: Copy + PartialEq> Draft<S, P> {
         }
         for (lane, assignment) in self.lanes.iter_mut().zip(assignments) {
             let (slots, params) = (&mut self.slots, &mut self.params);
-            let mut read = |window: &Window| {
+            let mut read = |window: &TensorGeometry| {
                 let number = lane.window(slots, window, slot(window));
                 let known = lane.windows[number].value.clone();
                 known.unwrap_or_else(|| E::load(window.mem, number as u32, E::int(Ty::I64, 0), None))
@@ -153,7 +157,7 @@ impl Lane {
     }
 
     /// The index of a window. If the lane has no equal window, the window is added.
-    fn window<S: Copy + PartialEq>(&mut self, slots: &mut Vec<S>, window: &Window, slot: S) -> usize {
+    fn window<S: Copy + PartialEq>(&mut self, slots: &mut Vec<S>, window: &TensorGeometry, slot: S) -> usize {
         let known = slots.iter().position(|s| *s == slot);
         let slot = known.unwrap_or_else(|| {
             slots.push(slot);

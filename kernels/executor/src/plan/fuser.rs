@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::ops::express::{Assignment, Param, Window};
+use crate::ops::express::{Assignment, Param, TensorGeometry};
 use crate::ops::registry::Operators;
 use crate::plan::action::{Feed, Slot};
 use crate::plan::draft::Draft;
@@ -19,7 +19,7 @@ pub trait Fuser {
     fn alone(
         &mut self,
         _op: &OpRun<'_, '_>,
-        _slot: &dyn Fn(&Window) -> Slot,
+        _slot: &dyn Fn(&TensorGeometry) -> Slot,
         _feed: &dyn Fn(Param) -> Feed,
     ) -> Option<Self::Group> {
         None
@@ -77,11 +77,11 @@ pub trait Fuser {
 /// An op that computes sums over rows.
 pub struct RowSums {
     /// Contiguous tensor of the summands.
-    pub from: Window,
+    pub from: TensorGeometry,
     /// Contiguous tensor that the summands are multiplied with element-wise before they are added.
-    pub times: Option<Window>,
+    pub times: Option<TensorGeometry>,
     /// Tensor of the sums.
-    pub to: Window,
+    pub to: TensorGeometry,
     /// Shape of the rows.
     pub rows: RowShape,
 }

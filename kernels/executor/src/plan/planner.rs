@@ -11,7 +11,7 @@ use tandem_tracegraph::ids::NodeId;
 use tandem_tracegraph::node::{ArgSpec, InputSpec, NodeKey, Number};
 
 use crate::ir::Mem;
-use crate::ops::express::{Assignment, Operand, Owner, Param, Window};
+use crate::ops::express::{Assignment, Operand, Owner, Param, TensorGeometry};
 use crate::plan::action::{Action, Feed, Fused, Plan, Slot};
 use crate::plan::draft::Draft;
 use crate::plan::fuser::{Before, Ending, Fuser, RowSums};
@@ -44,7 +44,7 @@ pub struct Planner<'p, F: Fuser> {
     members: Range<u32>,
     lanes: Vec<Dims>,
     accesses: FxHashMap<Slot0, Vec<Access>>,
-    fresh: Vec<(u32, u64)>,
+    new_storages: Vec<(u32, u64)>,
     waiting: Vec<u32>,
     /// Whether an op of the open group has no expression, so that the group's ops have to run one by one.
     broken: bool,
@@ -85,7 +85,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
             members: 0..0,
             lanes: Vec::new(),
             accesses: FxHashMap::default(),
-            fresh: Vec::new(),
+            new_storages: Vec::new(),
             waiting: Vec::new(),
             broken: false,
             ending: None,
@@ -109,15 +109,16 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 let inputs =
                     op.declared.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count() as u32;
                 let at = At { key: &op.declared.key, cursor: at, inputs };
-                let fresh = &op.variant.outputs.fresh;
-                let (slot, feed) = (|w: &Window| slot(w, &at, structure), |p| feed(p, op.call, &at));
+                let new_storages = &op.variant.outputs.new_storages;
+                let (slot, feed) = (|w: &TensorGeometry| slot(w, &at, structure), |p| feed(p, op.call, &at));
                 let alone = self.fuser.alone(&op, &slot, &feed);
                 let (is_alone, entry) = (alone.is_some(), (op.node, op.number, at.cursor));
                 let action = |number: u32| match alone {
                     Some(group) => {
                         let first = at.cursor.storages as u32 + at.inputs;
-                        let fresh: Vec<(u32, u64)> = (first..).zip(fresh.iter().copied()).collect();
-                        Self::fused(number..number + 1, group, &fresh, &[])
+                        let new_storages: Vec<(u32, u64)> =
+                            (first..).zip(new_storages.iter().copied()).collect();
+                        Self::fused(number..number + 1, group, &new_storages, &[])
                     }
                     None => Action::Op(number),
                 };
@@ -128,7 +129,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 let number = self.plan.ops.len() as u32;
                 self.plan.ops.push(entry);
                 if is_alone {
-                    if self.end(number, &op, &at, fresh) {
+                    if self.end(number, &op, &at, new_storages) {
                         return;
                     }
                     self.close();
@@ -137,7 +138,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 }
                 let assignments = self.fuser.assignments(&op);
                 if !assignments
-                    .is_some_and(|assignments| self.join(number, op.call, &at, &assignments, fresh))
+                    .is_some_and(|assignments| self.join(number, op.call, &at, &assignments, new_storages))
                 {
                     self.close();
                     self.last = Some((number, self.plan.actions.len()));
@@ -173,8 +174,8 @@ impl<'p, F: Fuser> Planner<'p, F> {
             Slot::Host(_) => None,
         };
         let needed = F::slots(&group).iter().filter_map(needed).collect();
-        let fresh = made.iter().filter(|(place, _)| !dropped.contains(place)).copied().collect();
-        Action::Group(Box::new(Fused { ops, group, fresh, needed, dropped: dropped.into() }))
+        let new_storages = made.iter().filter(|(place, _)| !dropped.contains(place)).copied().collect();
+        Action::Group(Box::new(Fused { ops, group, new_storages, needed, dropped: dropped.into() }))
     }
 
     /// Releases the storages that no op with an index of `i` or above uses. While a group is open, the release waits
@@ -198,7 +199,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
         call: &Call<'_>,
         at: &At<'_>,
         assignments: &[Assignment],
-        fresh: &[u64],
+        new_storages: &[u64],
     ) -> bool {
         if assignments.iter().any(|assignment| assignment.out.sizes.contains(&0)) {
             return false;
@@ -224,12 +225,12 @@ impl<'p, F: Fuser> Planner<'p, F> {
         self.members.end = number + 1;
         self.broken |= added.is_none();
         let first = at.cursor.storages as u32 + at.inputs;
-        self.fresh.extend(fresh.iter().zip(first..).map(|(nbytes, place)| (place, *nbytes)));
+        self.new_storages.extend(new_storages.iter().zip(first..).map(|(nbytes, place)| (place, *nbytes)));
         true
     }
 
     /// Makes an op the end of the open group if the op sums over the group's results. Returns false otherwise.
-    fn end(&mut self, number: u32, op: &OpRun<'_, '_>, at: &At<'_>, fresh: &[u64]) -> bool {
+    fn end(&mut self, number: u32, op: &OpRun<'_, '_>, at: &At<'_>, new_storages: &[u64]) -> bool {
         let open = self.draft.is_some() && !self.broken && self.ending.is_none() && self.lanes.len() == 1;
         if !open || self.members.end != number {
             return false;
@@ -240,7 +241,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
             Some(times) if !self.gives(&from, at) => (times, Some(from)),
             times => (from, times),
         };
-        let slot = |window: &Window| slot(window, at, self.structure);
+        let slot = |window: &TensorGeometry| slot(window, at, self.structure);
         let (first, factor) = (slot(&from), times.as_ref().map(slot));
         let read_only = |slot: Slot| match slot {
             Slot::Storage(place, _) => {
@@ -252,15 +253,15 @@ impl<'p, F: Fuser> Planner<'p, F> {
             return false;
         }
         let ending = Ending { from: first, times: factor, to: slot(&to), rows };
-        self.ending = Some((ending, self.fresh.len()));
+        self.ending = Some((ending, self.new_storages.len()));
         self.members.end = number + 1;
         let first = at.cursor.storages as u32 + at.inputs;
-        self.fresh.extend((first..).zip(fresh.iter().copied()));
+        self.new_storages.extend((first..).zip(new_storages.iter().copied()));
         true
     }
 
     /// Whether the open group writes a contiguous window and accesses that window's storage in no other way.
-    fn gives(&self, window: &Window, at: &At<'_>) -> bool {
+    fn gives(&self, window: &TensorGeometry, at: &At<'_>) -> bool {
         let Slot::Storage(place, offset) = slot(window, at, self.structure) else { return false };
         let Some(all) = self.accesses.get(&Slot0::Storage(place)) else { return false };
         let count = |sizes: &[i64]| sizes.iter().product::<i64>();
@@ -278,7 +279,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
     fn access(&mut self, at: &At<'_>, assignments: &[Assignment]) -> bool {
         for (lane, assignment) in assignments.iter().enumerate() {
             let read = assignment.ins.iter().filter_map(|operand| match operand {
-                Operand::Window(window) => Some((window, false)),
+                Operand::TensorGeometry(window) => Some((window, false)),
                 _ => None,
             });
             for (window, written) in read.chain([(&assignment.out, true)]) {
@@ -298,7 +299,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
                 if !fits {
                     return false;
                 }
-                let Window { mem, sizes, strides, .. } = window;
+                let TensorGeometry { mem, sizes, strides, .. } = window;
                 let (mem, sizes, strides) = (*mem, sizes.clone(), strides.clone());
                 all.push(Access { lane, offset, mem, sizes, strides, written });
             }
@@ -318,7 +319,7 @@ impl<'p, F: Fuser> Planner<'p, F> {
     fn close(&mut self) {
         self.accesses.clear();
         self.lanes.clear();
-        let mut made = std::mem::take(&mut self.fresh);
+        let mut made = std::mem::take(&mut self.new_storages);
         let waiting = std::mem::take(&mut self.waiting);
         let ending = self.ending.take();
         if let Some(mut draft) = self.draft.take() {
@@ -396,7 +397,7 @@ impl<F: Fuser> Planner<'_, F> {
         let inputs = declared.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
         let given = &self.structure.first[cursor.storages..cursor.storages + inputs];
         let first = (cursor.storages + inputs) as u32;
-        let made = first..first + known.outputs.fresh.len() as u32;
+        let made = first..first + known.outputs.new_storages.len() as u32;
         let (mut cursor, mut group) = (cursor.absolute(&self.span.base), None);
         with_op(&mut cursor, (node, variant, declared, known), self.span.run, false, |op| {
             group = self.fuser.epilogue(&Before { number, op: &op, made: made.clone(), given }, draft);
@@ -410,10 +411,10 @@ fn before(key: &NodeKey, flat: u32, kind: InputSpec) -> u32 {
     key.inputs[..flat as usize].iter().filter(|i| **i == kind).count() as u32
 }
 
-fn slot(window: &Window, at: &At<'_>, structure: &Structure) -> Slot {
+fn slot(window: &TensorGeometry, at: &At<'_>, structure: &Structure) -> Slot {
     let size = i64::from(window.mem.size());
     match window.owner {
-        Owner::Fresh(i) => {
+        Owner::NewStorage(i) => {
             let place = at.cursor.storages as u32 + at.inputs + u32::from(i);
             Slot::Storage(structure.first[place as usize], window.offset * size)
         }

@@ -83,7 +83,7 @@ impl Cursor {
             self.numbers += numbers_of(spec);
             self.generators += usize::from(matches!(spec, ArgSpec::Generator));
         }
-        self.storages += variant.outputs.fresh.len();
+        self.storages += variant.outputs.new_storages.len();
         self.ops += 1;
     }
 

@@ -32,7 +32,8 @@ pub struct Liveness {
 
 /// Whether an op does nothing but create floating-point tensors.
 fn only_computes(declared: &OpDeclaration, variant: &Variant) -> bool {
-    let floating = |out: &OutSpec| matches!(out, OutSpec::Fresh { meta, .. } if meta.dtype.is_floating());
+    let floating =
+        |out: &OutSpec| matches!(out, OutSpec::NewStorage { meta, .. } if meta.dtype.is_floating());
     declared.pure && !variant.outputs.outs.is_empty() && variant.outputs.outs.iter().all(floating)
 }
 
@@ -51,7 +52,7 @@ impl Liveness {
         for (declared, variant) in ops.clone() {
             self.starts.push(start as u32);
             let inputs = declared.key.inputs.iter().filter(|i| **i == InputSpec::Storage).count();
-            start += inputs + variant.outputs.fresh.len();
+            start += inputs + variant.outputs.new_storages.len();
         }
         let highest = run.storages.iter().chain(run.released).map(|id| id.index() + 1).max().unwrap_or(0);
         if self.uses.len() < highest {
@@ -63,7 +64,7 @@ impl Liveness {
         for (i, (declared, variant)) in (0..run.variants.len()).rev().zip(ops.rev()) {
             let storages = &run.storages[self.starts[i] as usize..end];
             end = self.starts[i] as usize;
-            let (inputs, made) = storages.split_at(storages.len() - variant.outputs.fresh.len());
+            let (inputs, made) = storages.split_at(storages.len() - variant.outputs.new_storages.len());
             for id in storages {
                 let uses = &mut self.uses[id.index()];
                 if *uses & (RELEASED | ENDED) == RELEASED {

@@ -248,10 +248,10 @@ impl Tally {
                 self.bytes += bytes(input);
             }
         }
-        self.made.extend(op.fresh);
+        self.made.extend(op.new_storages);
         for out in &op.variant.outputs.outs {
-            if let OutSpec::Fresh { storage, meta, .. } = out
-                && op.fresh.get(*storage as usize).is_some_and(|id| kept(*id))
+            if let OutSpec::NewStorage { storage, meta, .. } = out
+                && op.new_storages.get(*storage as usize).is_some_and(|id| kept(*id))
             {
                 self.bytes += meta.numel().max(0) as u64 * meta.dtype.size() as u64;
             }

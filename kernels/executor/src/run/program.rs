@@ -48,7 +48,7 @@ pub struct OpRun<'o, 'r> {
     /// Call of the op; inputs on storages are given by id.
     pub call: &'o mut Call<'r>,
     /// Ids of the storages that the op creates.
-    pub fresh: &'o [StorageId],
+    pub new_storages: &'o [StorageId],
     /// Issuer of the op, or 0 if it is not known.
     pub issuer: u64,
     /// Fed host tensors of this op and all later ones.
@@ -162,7 +162,18 @@ pub fn with_op<'r>(
     call.default_dtype = Dtype((declared.key.modes >> 56) as u8 & 0x7f);
     let hosts = &run.hosts[cursor.hosts..];
     cursor.fill(&mut call, declared, variant, run);
-    let fresh: SmallVec<[StorageId; 4]> = variant.outputs.fresh.iter().map(|_| cursor.storage(run)).collect();
+    let new_storages: SmallVec<[StorageId; 4]> =
+        variant.outputs.new_storages.iter().map(|_| cursor.storage(run)).collect();
     let issuer = cursor.issuer(run);
-    take(OpRun { node, declared, number, variant, call: &mut call, fresh: &fresh, issuer, hosts, dead });
+    take(OpRun {
+        node,
+        declared,
+        number,
+        variant,
+        call: &mut call,
+        new_storages: &new_storages,
+        issuer,
+        hosts,
+        dead,
+    });
 }

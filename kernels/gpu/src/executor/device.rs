@@ -113,7 +113,7 @@ impl GpuDevice {
         lower(&mut lowering)?;
         let lowered = lowering.finish()?;
         let limit = self.stream.gpu.max_buffer;
-        let fits = lowered.outputs.fresh.iter().chain(&lowered.temps).all(|bytes| *bytes <= limit);
+        let fits = lowered.outputs.new_storages.iter().chain(&lowered.temps).all(|bytes| *bytes <= limit);
         fits.then_some(lowered)
     }
 
@@ -124,7 +124,7 @@ impl GpuDevice {
         call: &Call<'_>,
         location: LocationId,
         lowered: &Lowered,
-        fresh: &[StorageId],
+        new_storages: &[StorageId],
         given: &Given,
     ) -> Result<(), Refused> {
         if lowered.moves && self.move_in(call).map_err(|error| self.device_failure(call, location, error))? {
@@ -178,7 +178,7 @@ impl GpuDevice {
             uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
             return Err(Refused::Host);
         }
-        let outcome = self.carry_out(call, location, lowered, fresh, given, &inputs);
+        let outcome = self.carry_out(call, location, lowered, new_storages, given, &inputs);
         uploaded.into_iter().for_each(|buf| self.stream.memory.release(buf));
         outcome.map_err(|error| self.device_failure(call, location, error))?;
         self.native += 1;
@@ -242,12 +242,12 @@ impl GpuDevice {
         call: &Call<'_>,
         location: LocationId,
         lowered: &Lowered,
-        fresh: &[StorageId],
+        new_storages: &[StorageId],
         given: &Given,
         inputs: &[Option<BufId>],
     ) -> Result<(), DeviceError> {
         let mut made: SmallVec<[BufId; 4]> = SmallVec::new();
-        for (id, bytes) in fresh.iter().zip(&lowered.outputs.fresh) {
+        for (id, bytes) in new_storages.iter().zip(&lowered.outputs.new_storages) {
             let buf = self.stream.allocate(*bytes)?;
             self.storages.set_device(*id, buf, *bytes, &mut self.stream);
             made.push(buf);
@@ -265,7 +265,7 @@ impl GpuDevice {
         for action in &lowered.actions {
             let buffer = |r: Ref| match r {
                 Ref::Input(i) => inputs[i as usize],
-                Ref::Fresh(i) => Some(made[i as usize]),
+                Ref::NewStorage(i) => Some(made[i as usize]),
                 Ref::Temp(i) => Some(temps[i as usize]),
                 Ref::Slot(i) => given.bufs[i as usize],
                 Ref::Faults => Some(self.faults.buffer),
@@ -306,7 +306,7 @@ impl GpuDevice {
             }
         }
         temps.into_iter().for_each(|buf| self.stream.memory.release(buf));
-        self.taint(call, fresh, &tags);
+        self.taint(call, new_storages, &tags);
         Ok(())
     }
 
@@ -335,7 +335,7 @@ impl GpuDevice {
     }
 
     /// Records the faults that the contents of the storages written by a call depend on.
-    fn taint(&mut self, call: &Call<'_>, fresh: &[StorageId], tags: &[u32]) {
+    fn taint(&mut self, call: &Call<'_>, new_storages: &[StorageId], tags: &[u32]) {
         if !self.faults.pending() {
             return;
         }
@@ -363,7 +363,7 @@ impl GpuDevice {
             }
             flat += n;
         }
-        fresh.iter().for_each(|id| self.storages.taint(*id, &taints));
+        new_storages.iter().for_each(|id| self.storages.taint(*id, &taints));
     }
 
     /// The bytes of a window in host memory, starting with its first element.
@@ -415,14 +415,15 @@ impl GpuDevice {
         let location = op.declared.key.location;
         let outcome = match lowered {
             Some(lowered) if lowered.outputs == op.variant.outputs => {
-                self.run_native(op.call, location, &lowered, op.fresh, &Given::default())
+                self.run_native(op.call, location, &lowered, op.new_storages, &Given::default())
             }
             Some(_) => Err(Refused::Failed(self.failure(op.call.op, location, Cause::Metadata))),
             None => Err(Refused::Host),
         };
         let failure = match outcome {
             Ok(()) => return,
-            Err(Refused::Host) => match self.run_host(op.call, location, Some((op.variant, op.fresh))) {
+            Err(Refused::Host) => match self.run_host(op.call, location, Some((op.variant, op.new_storages)))
+            {
                 Ok(_) => return,
                 Err(failure) => failure.into_failure(),
             },
@@ -438,7 +439,7 @@ impl GpuDevice {
             Place::Storage { id, .. } => Some(id),
             _ => None,
         });
-        for id in op.fresh.iter().copied().chain(written) {
+        for id in op.new_storages.iter().copied().chain(written) {
             self.storages.poison(id, &failure, &mut self.stream);
         }
         self.failures.push(failure);
@@ -487,7 +488,7 @@ impl GpuDevice {
 /// Makes a lowering create storages of a variant's sizes. Some of PyTorch's kernels leave a small result in a larger
 /// storage, and the program can see that storage's size.
 fn with_storages_of(variant: &Variant, mut lowered: Lowered) -> Lowered {
-    let (own, theirs) = (&mut lowered.outputs.fresh, &variant.outputs.fresh);
+    let (own, theirs) = (&mut lowered.outputs.new_storages, &variant.outputs.new_storages);
     if own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own <= theirs) {
         own.clone_from(theirs);
     }
@@ -625,13 +626,13 @@ impl Immediate for GpuDevice {
         if call.numbers_fit
             && let Some(lowered) = self.lower_call(call)
         {
-            let fresh: SmallVec<[StorageId; 4]> =
-                lowered.outputs.fresh.iter().map(|n| name_fresh(*n)).collect();
-            match self.run_native(call, location, &lowered, &fresh, &Given::default()) {
+            let new_storages: SmallVec<[StorageId; 4]> =
+                lowered.outputs.new_storages.iter().map(|n| name_fresh(*n)).collect();
+            match self.run_native(call, location, &lowered, &new_storages, &Given::default()) {
                 Ok(()) => return Ok(lowered.outputs.clone()),
                 Err(Refused::Host) => {
                     let variant = Variant::new(Box::default(), Box::default(), lowered.outputs.clone());
-                    return self.run_host(call, location, Some((&variant, &fresh)));
+                    return self.run_host(call, location, Some((&variant, &new_storages)));
                 }
                 Err(Refused::Failed(failure)) => return Err(CallFailure::Raised(failure)),
                 Err(Refused::Poisoned(failure)) => {

@@ -203,7 +203,7 @@ impl Device for Devices {
     }
 
     fn skip(&mut self, op: &OpRun<'_, '_>) {
-        op.fresh.iter().for_each(|id| settle(&mut self.homes, *id, op.declared.key.device));
+        op.new_storages.iter().for_each(|id| settle(&mut self.homes, *id, op.declared.key.device));
     }
 
     fn attribute(&mut self, measurement: Option<u32>) -> bool {

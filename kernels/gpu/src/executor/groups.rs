@@ -86,7 +86,7 @@ impl GpuDevice {
         let group = &fused.group;
         let limit = self.stream.gpu.max_binding.min(u64::from(u32::MAX));
         let id = |place: u32| run.id(place);
-        if fused.fresh.iter().any(|(_, nbytes)| *nbytes > limit) {
+        if fused.new_storages.iter().any(|(_, nbytes)| *nbytes > limit) {
             return Err(Refused::Host);
         }
         for place in &fused.needed {
@@ -95,7 +95,7 @@ impl GpuDevice {
                 return Err(Refused::Host);
             }
         }
-        for (place, nbytes) in &fused.fresh {
+        for (place, nbytes) in &fused.new_storages {
             let buf = self.stream.allocate(*nbytes).map_err(|_| Refused::Host)?;
             self.storages.set_device(id(*place), buf, *nbytes, &mut self.stream);
         }
@@ -120,10 +120,10 @@ impl GpuDevice {
                     let mut done = Err(Refused::Host);
                     with_op(&mut at, op, span.run, false, |op| {
                         if pins_hold(lowered, op.call) {
-                            done = self.run_native(op.call, key.location, lowered, op.fresh, &given);
+                            done = self.run_native(op.call, key.location, lowered, op.new_storages, &given);
                         }
                         if let Err(Refused::Failed(failure)) = &done {
-                            for id in op.fresh {
+                            for id in op.new_storages {
                                 self.storages.poison(*id, failure, &mut self.stream);
                             }
                         }

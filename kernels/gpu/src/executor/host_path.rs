@@ -30,7 +30,7 @@ impl GpuDevice {
             None => return Err(CallFailure::Raised(self.failure(call.op, location, Cause::Metadata))),
         };
         let mut ids = ids.iter();
-        let expected = variant.outputs.fresh.len();
+        let expected = variant.outputs.new_storages.len();
         let mut made = 0;
         let outputs = self.run_host_naming(call, location, &mut |_| {
             made += 1;
@@ -107,7 +107,7 @@ impl GpuDevice {
         let fetch = outputs.outs.iter().any(|o| matches!(o, OutSpec::Host(_)))
             || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
         self.op(call.op).hosted += u64::from(!fetch);
-        for (buffer, nbytes) in made.into_iter().zip(&outputs.fresh) {
+        for (buffer, nbytes) in made.into_iter().zip(&outputs.new_storages) {
             self.storages.set_host(name_fresh(*nbytes), buffer, *nbytes, &mut self.stream);
         }
         Ok(outputs)

@@ -37,6 +37,6 @@ pub fn first_element(call: &Call<'_>, tensor: Ref) -> i64 {
             Place::Storage { .. } => call.inputs[i as usize].offset,
             _ => 0,
         },
-        Ref::Fresh(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => 0,
+        Ref::NewStorage(_) | Ref::Temp(_) | Ref::Slot(_) | Ref::Faults => 0,
     }
 }

@@ -34,7 +34,7 @@ pub fn glu(l: &mut Lowering<'_>) -> Option<()> {
     let strides = output_strides(&sizes, &[half.clone(), half]);
     let out = l.destination(0, &sizes, &strides, x.dtype)?;
     crate::ops::elementwise::produce(l, "glu", &[&out], |l, k, coords| {
-        let Source::Window(t) = l.read(k, &x) else { return None };
+        let Source::TensorGeometry(t) = l.read(k, &x) else { return None };
         let gate = second(k, coords, d, sizes[d]);
         Some(vec![k.load(&t, coords) * k.load(&t, &gate).sigmoid()])
     })
@@ -49,7 +49,8 @@ pub fn glu_backward(l: &mut Lowering<'_>) -> Option<()> {
     }
     let out = l.destination(0, &x.sizes, &dense(&x.sizes), x.dtype)?;
     let mut k = Kernel::new("glu_backward");
-    let (Source::Window(g), Source::Window(t)) = (l.read(&mut k, &grad), l.read(&mut k, &x)) else {
+    let (Source::TensorGeometry(g), Source::TensorGeometry(t)) = (l.read(&mut k, &grad), l.read(&mut k, &x))
+    else {
         return None;
     };
     let target = l.write(&mut k, &out)?;

@@ -34,7 +34,7 @@ fn fit(operands: &[(&Operand, i64)], batch: i64) -> bool {
 
 fn window(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
     match l.read(k, x) {
-        Source::Window(t) => Some(t),
+        Source::TensorGeometry(t) => Some(t),
         Source::Value(_) => None,
     }
 }
@@ -55,7 +55,7 @@ fn biases(l: &mut Lowering<'_>, arg: usize, like: &Operand, columns: i64) -> Opt
 /// Sums gradients of sizes `[batch, columns]` over the batch.
 fn sum_over_batch(l: &mut Lowering<'_>, x: &Operand) -> Option<()> {
     let (batch, columns) = (x.sizes[0], x.sizes[1]);
-    let out = l.fresh(&[columns], &[1], x.dtype)?;
+    let out = l.new_storage(&[columns], &[1], x.dtype)?;
     let mut k = Kernel::new("cell bias");
     let source = window(l, &mut k, x)?;
     let t = l.write(&mut k, &out)?;
@@ -78,9 +78,9 @@ pub fn lstm(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let biases = biases(l, 3, &cx, 4 * width)?;
-    let hy = l.fresh(&cx.sizes, &dense(&cx.sizes), cx.dtype)?;
-    let cy = l.fresh(&cx.sizes, &dense(&cx.sizes), cx.dtype)?;
-    let workspace = l.fresh(&input.sizes, &dense(&input.sizes), cx.dtype)?;
+    let hy = l.new_storage(&cx.sizes, &dense(&cx.sizes), cx.dtype)?;
+    let cy = l.new_storage(&cx.sizes, &dense(&cx.sizes), cx.dtype)?;
+    let workspace = l.new_storage(&input.sizes, &dense(&input.sizes), cx.dtype)?;
     let mut k = Kernel::new("lstm cell");
     let (input, hidden, cx) =
         (window(l, &mut k, &input)?, window(l, &mut k, &hidden)?, window(l, &mut k, &cx)?);
@@ -124,8 +124,8 @@ pub fn lstm_backward(l: &mut Lowering<'_>) -> Option<()> {
     if l.has_out() || cx.numel() == 0 || !fits || grads.count() == 0 {
         return None;
     }
-    let grad_gates = l.fresh(&workspace.sizes, &dense(&workspace.sizes), cx.dtype)?;
-    let grad_cx = l.fresh(&cx.sizes, &dense(&cx.sizes), cx.dtype)?;
+    let grad_gates = l.new_storage(&workspace.sizes, &dense(&workspace.sizes), cx.dtype)?;
+    let grad_cx = l.new_storage(&cx.sizes, &dense(&cx.sizes), cx.dtype)?;
     let mut k = Kernel::new("lstm cell backward");
     let sources: Vec<Option<Tensor>> =
         given.into_iter().map(|g| g.and_then(|g| window(l, &mut k, g))).collect();
@@ -177,8 +177,8 @@ pub fn gru(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let biases = biases(l, 3, &hx, 3 * width)?;
-    let hy = l.fresh(&hx.sizes, &dense(&hx.sizes), hx.dtype)?;
-    let workspace = l.fresh(&[batch, 5 * width], &[5 * width, 1], hx.dtype)?;
+    let hy = l.new_storage(&hx.sizes, &dense(&hx.sizes), hx.dtype)?;
+    let workspace = l.new_storage(&[batch, 5 * width], &[5 * width, 1], hx.dtype)?;
     let mut k = Kernel::new("gru cell");
     let (input, hidden, hx) =
         (window(l, &mut k, &input)?, window(l, &mut k, &hidden)?, window(l, &mut k, &hx)?);
@@ -228,9 +228,9 @@ pub fn gru_backward(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     let gates_sizes = [batch, 3 * width];
-    let grad_input = l.fresh(&gates_sizes, &dense(&gates_sizes), grad.dtype)?;
-    let grad_hidden = l.fresh(&gates_sizes, &dense(&gates_sizes), grad.dtype)?;
-    let grad_hx = l.fresh(&grad.sizes, &dense(&grad.sizes), grad.dtype)?;
+    let grad_input = l.new_storage(&gates_sizes, &dense(&gates_sizes), grad.dtype)?;
+    let grad_hidden = l.new_storage(&gates_sizes, &dense(&gates_sizes), grad.dtype)?;
+    let grad_hx = l.new_storage(&grad.sizes, &dense(&grad.sizes), grad.dtype)?;
     let mut k = Kernel::new("gru cell backward");
     let (source, workspace) = (window(l, &mut k, &grad)?, window(l, &mut k, &workspace)?);
     let (to_input, to_hidden) = (l.write(&mut k, &grad_input)?, l.write(&mut k, &grad_hidden)?);

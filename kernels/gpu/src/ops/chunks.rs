@@ -72,7 +72,7 @@ impl Chunks {
         let t = if written {
             l.write(&mut self.k, &row)?
         } else {
-            let Source::Window(t) = l.read(&mut self.k, &row) else { return None };
+            let Source::TensorGeometry(t) = l.read(&mut self.k, &row) else { return None };
             t
         };
         let at = if t.offset.is_some() { format!("w({})", self.k.words.len() - 1) } else { "0u".to_owned() };

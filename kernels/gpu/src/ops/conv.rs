@@ -209,7 +209,7 @@ struct ConvOperand {
 
 impl ConvOperand {
     fn read(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<ConvOperand> {
-        let Source::Window(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
+        let Source::TensorGeometry(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
         Some(ConvOperand { t, strides: x.strides.clone() })
     }
 
@@ -394,7 +394,7 @@ fn finish_image(
 fn bias_at(l: &Lowering<'_>, k: &mut Kernel, bias: &Operand, at: &E) -> E {
     match l.read(k, &bias.viewed(&[], &[])) {
         Source::Value(value) => value,
-        Source::Window(t) => {
+        Source::TensorGeometry(t) => {
             let stride = k.size(bias.strides[0]);
             let at = terms(k, t.offset.clone(), &[(&(at * stride), None)]);
             E::load(t.mem, t.buf, at, None)
@@ -795,7 +795,7 @@ pub fn convolution_backward(l: &mut Lowering<'_>) -> Option<()> {
             l.returns_undefined();
             return Some(None);
         }
-        l.fresh(sizes, strides, dtype).map(Some)
+        l.new_storage(sizes, strides, dtype).map(Some)
     };
     let sizes_weight = g.sizes_weight();
     let grad_input = made(l, *of_input, &input.sizes, &g.strides(&input.sizes))?;

@@ -50,7 +50,7 @@ pub fn kernel(
             .iter()
             .map(|(source, ty)| {
                 let value = match source {
-                    Source::Window(t) => k.load_at(t, coords, number),
+                    Source::TensorGeometry(t) => k.load_at(t, coords, number),
                     Source::Value(e) => e.clone(),
                 };
                 value.cast(*ty)

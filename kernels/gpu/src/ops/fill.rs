@@ -131,12 +131,12 @@ pub fn empty(l: &mut Lowering<'_>) -> Option<()> {
         _ => return None,
     };
     let dtype = l.dtype(1)?.unwrap_or(l.call.default_dtype);
-    l.fresh(&sizes, &strides, dtype).map(|_| ())
+    l.new_storage(&sizes, &strides, dtype).map(|_| ())
 }
 
 /// `empty_strided(size, stride, dtype, layout, device, pin_memory)`.
 pub fn empty_strided(l: &mut Lowering<'_>) -> Option<()> {
     let (sizes, strides) = (l.ints(0)?, l.ints(1)?);
     let dtype = l.dtype(2)?.unwrap_or(l.call.default_dtype);
-    l.fresh(&sizes, &strides, dtype).map(|_| ())
+    l.new_storage(&sizes, &strides, dtype).map(|_| ())
 }

@@ -58,7 +58,7 @@ fn target(l: &mut Lowering<'_>, item: usize, ins: &[Operand], dtype: Dtype) -> O
         return None;
     }
     let tensors: Vec<Operand> = ins.iter().filter(|x| x.ndim() > 0 || sizes.is_empty()).cloned().collect();
-    l.fresh(&sizes, &output_strides(&sizes, &tensors), dtype)
+    l.new_storage(&sizes, &output_strides(&sizes, &tensors), dtype)
 }
 
 /// Lowers an operator of the point-wise table.
@@ -136,7 +136,7 @@ pub fn clone(l: &mut Lowering<'_>) -> Option<()> {
     let mut jobs = Vec::new();
     for item in 0..n {
         let from = l.operand_of(0, item)?;
-        let out = l.fresh(&from.sizes, &preserved(&from), from.dtype)?;
+        let out = l.new_storage(&from.sizes, &preserved(&from), from.dtype)?;
         jobs.push(ItemJob::copy(item, from, out));
     }
     carry_out(l, &jobs, |a| Some(a.x[0].clone()))
@@ -258,7 +258,9 @@ fn fold_rows(
                 let inside = number.lt(&count);
                 let coords = k.coords(&x.sizes, &number);
                 let value = match &source {
-                    Source::Window(t) => k.load_if(t, &coords, inside.clone(), E::lit(t.mem.ty(), 0.0)),
+                    Source::TensorGeometry(t) => {
+                        k.load_if(t, &coords, inside.clone(), E::lit(t.mem.ty(), 0.0))
+                    }
                     Source::Value(e) => e.clone(),
                 };
                 let joined = how.join(&a, &before(&value.cast(ty)));
@@ -298,7 +300,7 @@ fn powers(l: &mut Lowering<'_>, rooted: bool) -> Option<()> {
         if !x.dtype.is_floating() || !dtype.is_floating() || empty && !(order >= 0.0 && order.is_finite()) {
             return None;
         }
-        let out = l.fresh(&[], &[], dtype)?;
+        let out = l.new_storage(&[], &[], dtype)?;
         let ty = out.mem.ty();
         if empty {
             l.clear(&out);
@@ -343,7 +345,7 @@ pub fn max(l: &mut Lowering<'_>) -> Option<()> {
         if x.numel() == 0 {
             return None;
         }
-        let out = l.fresh(&[], &[], x.dtype)?;
+        let out = l.new_storage(&[], &[], x.dtype)?;
         // Bools are compared as integers.
         let ty = if x.mem == Mem::Bool { Ty::I32 } else { x.mem.ty() };
         let keep = |e: &E| e.clone();

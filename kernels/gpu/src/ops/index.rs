@@ -56,7 +56,7 @@ pub fn is_index(x: &Operand) -> Option<()> {
 /// Returns a window on a tensor, or `None` if it is not in memory.
 pub fn window(l: &Lowering<'_>, k: &mut Kernel, x: &Operand) -> Option<Tensor> {
     match l.read(k, x) {
-        Source::Window(t) => Some(t),
+        Source::TensorGeometry(t) => Some(t),
         Source::Value(_) => None,
     }
 }

@@ -90,7 +90,7 @@ fn sums<const N: usize>(
     let Some(temp) = temp else { return Some(()) };
 
     let mut k = Kernel::new(label);
-    let Source::Window(source) = l.read(&mut k, &temp) else { return None };
+    let Source::TensorGeometry(source) = l.read(&mut k, &temp) else { return None };
     let targets: Option<Vec<Tensor>> = outs.iter().map(|out| l.write(&mut k, out)).collect();
     let targets = targets?;
     k.rows(1, parts, THREADS, |r, _| {
@@ -375,7 +375,7 @@ fn label_losses(l: &mut Lowering<'_>, n: &Labelled, outs: &[&Operand]) -> Option
     let ty = n.x.mem.ty();
     produce(l, "label_losses", outs, |l, k, coords| {
         let (x, labels) = (l.read(k, &n.x), l.read(k, &n.target));
-        let (Source::Window(x), Source::Window(labels)) = (x, labels) else { return None };
+        let (Source::TensorGeometry(x), Source::TensorGeometry(labels)) = (x, labels) else { return None };
         let label = k.load(&labels, coords).cast(Ty::I64);
         let counts = label.ne(l.number(k, 4, Ty::I64));
         let classes = k.size(n.x.sizes[n.class]);
@@ -389,7 +389,7 @@ fn label_losses(l: &mut Lowering<'_>, n: &Labelled, outs: &[&Operand]) -> Option
         let mut score = k.load_if(&x, &at, valid.clone(), zero.clone());
         let mut weight = valid.select(E::lit(ty, 1.0), zero.clone());
         if let Some(w) = &n.weight {
-            let Source::Window(w) = l.read(k, w) else { return None };
+            let Source::TensorGeometry(w) = l.read(k, w) else { return None };
             weight = k.load_if(&w, &[label], valid, zero.clone());
             score = score * &weight;
         }
@@ -426,7 +426,7 @@ pub fn nll_loss_backward(l: &mut Lowering<'_>, images: bool) -> Option<()> {
         let source = l.read(k, &grad);
         let mut g = -source.at(k, if each { &sample } else { &[] });
         if let Some(w) = &n.weight {
-            let Source::Window(w) = l.read(k, w) else { return None };
+            let Source::TensorGeometry(w) = l.read(k, w) else { return None };
             g = g * k.load(&w, std::slice::from_ref(&class));
         }
         if reduction == Reduction::Mean {

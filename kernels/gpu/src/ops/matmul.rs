@@ -53,7 +53,7 @@ impl Matrix {
     fn read(&self, l: &Lowering<'_>, k: &mut Kernel, c: &[E; 3]) -> E {
         match l.read(k, &self.tensor()) {
             Source::Value(value) => value,
-            Source::Window(t) => {
+            Source::TensorGeometry(t) => {
                 let at = terms(
                     k,
                     t.offset.clone(),
@@ -106,7 +106,7 @@ pub fn side(
     sizes: [i64; 2],
     c: [&E; 3],
 ) -> Option<Side> {
-    let Source::Window(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
+    let Source::TensorGeometry(t) = l.read(k, &x.viewed(&[], &[])) else { return None };
     let [_, outer, depth] = strides;
     let (along, vector) = match (depth, outer, sizes) {
         (1, _, [_, size]) if size != 1 => (Along::Depth, true),
@@ -296,7 +296,7 @@ fn sum_parts(
     let mut k = Kernel::new("sum of parts");
     k.map(&sizes, |k, c, _| {
         let c = [c[0].clone(), c[1].clone(), c[2].clone()];
-        let Source::Window(t) = l.read(k, &sums.tensor()) else { return Vec::new() };
+        let Source::TensorGeometry(t) = l.read(k, &sums.tensor()) else { return Vec::new() };
         let [batch, row, column] = sums.strides;
         let first = terms(k, None, &[(&c[0], Some(batch)), (&c[1], Some(row)), (&c[2], Some(column))]);
         let (parts, step) = (k.size(parts), k.size(step));
@@ -461,7 +461,7 @@ fn vector_product(
         let [batch, m, _] = place(k, row);
         let right = [b.strides[0], 0, b.strides[1]];
         let factors = [(a, a.strides), (b, right)].map(|(x, strides)| {
-            let Source::Window(t) = l.read(k, &x.tensor()) else { return None };
+            let Source::TensorGeometry(t) = l.read(k, &x.tensor()) else { return None };
             let parts = [(&batch, Some(strides[0])), (&m, Some(strides[1])), (depth, Some(strides[2]))];
             let at = terms(k, t.offset.clone(), &parts);
             let guard = inside.clone().map(|condition| Guard { condition, default: E::lit(ty, 0.0) });

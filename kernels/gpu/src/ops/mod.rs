@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod cat_flip;
 pub mod cells;
 mod chunks;
 pub mod conv;
@@ -9,7 +10,6 @@ pub mod elementwise;
 pub mod fill;
 pub mod foreach;
 pub mod index;
-pub mod join;
 pub mod loss;
 pub mod matmul;
 pub mod norm;

@@ -269,9 +269,9 @@ pub fn layer_norm(l: &mut Lowering<'_>) -> Option<()> {
     let parameters = Parameters { weight: layer.parameter(&weight)?, bias: layer.parameter(&bias)? };
     let Layer { x, space, leading, .. } = &layer;
     let ty = x.mem.ty();
-    let out = l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?;
+    let out = l.new_storage(&x.sizes, &dense(&x.sizes), x.dtype)?;
     let sizes = space.result(true);
-    let mut statistic = || l.fresh(&sizes, &dense(&sizes), dtype).map(|s| space.spread(&s));
+    let mut statistic = || l.new_storage(&sizes, &dense(&sizes), dtype).map(|s| space.spread(&s));
     let saved = Statistics { mean: statistic()?, rstd: statistic()? };
 
     let mut operands = vec![x, &out, &saved.mean, &saved.rstd];
@@ -351,14 +351,14 @@ pub fn layer_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let [mean, rstd] = [&mean, &rstd].map(|s| space.spread(&s.viewed(&kept, &dense(&kept))));
     let statistics = Statistics { mean, rstd };
     let out = if input {
-        Some(l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?)
+        Some(l.new_storage(&x.sizes, &dense(&x.sizes), x.dtype)?)
     } else {
         l.returns_undefined();
         None
     };
     let mut parameter = |wanted: bool| {
         if wanted {
-            return Some(Some(l.fresh(normalized, &dense(normalized), dtype)?));
+            return Some(Some(l.new_storage(normalized, &dense(normalized), dtype)?));
         }
         l.returns_undefined();
         Some(None)
@@ -543,9 +543,9 @@ pub fn group_norm(l: &mut Lowering<'_>) -> Option<()> {
     let dtype = parameter_dtype(&x, [&weight, &bias])?;
     let groups = Groups::of(l, &x, 3)?;
     let parameters = Parameters { weight: groups.parameter(&weight)?, bias: groups.parameter(&bias)? };
-    let out = l.fresh(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?;
+    let out = l.new_storage(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?;
     let sizes = [groups.n, groups.groups];
-    let mut statistic = || l.fresh(&sizes, &dense(&sizes), dtype).map(|s| groups.statistic(&s));
+    let mut statistic = || l.new_storage(&sizes, &dense(&sizes), dtype).map(|s| groups.statistic(&s));
     let saved = Statistics { mean: statistic()?, rstd: statistic()? };
     let (x, out) = (groups.view(&x), groups.view(&out));
     let statistics = statistics(l, &groups.space(2), &x, &saved, 7)?;
@@ -571,14 +571,14 @@ pub fn group_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let dtype = mean.dtype;
     let weight = groups.parameter(&weight)?;
     let out = if input {
-        Some(l.fresh(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?)
+        Some(l.new_storage(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?)
     } else {
         l.returns_undefined();
         None
     };
     let mut parameter = |wanted: bool| {
         if wanted {
-            return Some(Some(l.fresh(&[groups.c], &[1], dtype)?));
+            return Some(Some(l.new_storage(&[groups.c], &[1], dtype)?));
         }
         l.returns_undefined();
         Some(None)
@@ -723,11 +723,12 @@ pub fn batch_norm(l: &mut Lowering<'_>, form: BatchNorm) -> Option<()> {
         Parameters { weight: optional_channels(&weight, &x)?, bias: optional_channels(&bias, &x)? };
     let [mean, var] = &running;
     let running = Running { mean: optional_channels(mean, &x)?, var: optional_channels(var, &x)? };
-    let out = l.fresh(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?;
+    let out = l.new_storage(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?;
     let saved = if args.training { x.sizes[1] } else { 0 };
-    let (save_mean, save_rstd) = (l.fresh(&[saved], &[1], dtype)?, l.fresh(&[saved], &[1], dtype)?);
+    let (save_mean, save_rstd) =
+        (l.new_storage(&[saved], &[1], dtype)?, l.new_storage(&[saved], &[1], dtype)?);
     if args.reserve {
-        l.fresh(&[0], &[1], Dtype::UINT8)?;
+        l.new_storage(&[0], &[1], Dtype::UINT8)?;
     }
     if args.training {
         let saved = Statistics { mean: channels(&save_mean, &x)?, rstd: channels(&save_rstd, &x)? };
@@ -823,15 +824,15 @@ pub fn batch_norm_backward(l: &mut Lowering<'_>) -> Option<()> {
     let weight = optional_channels(&weight, &x)?;
     let (mean, deviation) = (channels(&mean, &x)?, channels(&deviation, &x)?);
     let out = if input {
-        Some(l.fresh(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?)
+        Some(l.new_storage(&x.sizes, &suggested(&x, &x.sizes), x.dtype)?)
     } else {
         l.returns_undefined();
         None
     };
     let mut parameter = |wanted: bool| {
         if wanted {
-            let fresh = l.fresh(&[x.sizes[1]], &[1], dtype)?;
-            return channels(&fresh, &x).map(Some);
+            let out = l.new_storage(&[x.sizes[1]], &[1], dtype)?;
+            return channels(&out, &x).map(Some);
         }
         l.returns_undefined();
         Some(None)

@@ -297,7 +297,7 @@ pub fn update_scale(l: &mut Lowering<'_>) -> Option<()> {
     l.returns(l.flat(0));
     let mut k = Kernel::new("update_scale");
     let (s, t) = (l.write(&mut k, &scale)?, l.write(&mut k, &tracker)?);
-    let Source::Window(found) = l.read(&mut k, &found.viewed(&[1], &[1])) else { return None };
+    let Source::TensorGeometry(found) = l.read(&mut k, &found.viewed(&[1], &[1])) else { return None };
     let (growth, backoff) = (l.number(&mut k, 3, Ty::F32), l.number(&mut k, 4, Ty::F32));
     let interval = l.number(&mut k, 5, Ty::I32);
     k.map(&[1], |k, at, _| {

@@ -12,7 +12,7 @@ use tandem_executor::ir::{E, Ty};
 
 fn window(source: Source) -> Option<Tensor> {
     match source {
-        Source::Window(t) => Some(t),
+        Source::TensorGeometry(t) => Some(t),
         Source::Value(_) => None,
     }
 }

@@ -215,7 +215,7 @@ fn parted(intervals: impl IntoIterator<Item = Interval>) -> (Vec<E>, Vec<E>) {
 
 fn window(source: Source) -> Option<crate::store::Tensor> {
     match source {
-        Source::Window(t) => Some(t),
+        Source::TensorGeometry(t) => Some(t),
         Source::Value(_) => None,
     }
 }
@@ -435,7 +435,7 @@ pub fn max_unpool2d(l: &mut Lowering<'_>) -> Option<()> {
     sizes[lead..].copy_from_slice(&size);
     let plane = size[0].checked_mul(size[1])?;
     let strides = suggested(&x, &sizes);
-    let out = l.fresh(&sizes, &strides, x.dtype)?;
+    let out = l.new_storage(&sizes, &strides, x.dtype)?;
     l.clear(&out);
     let mut k = Kernel::new("max_unpool");
     let (t, i) = (window(l.read(&mut k, &x))?, window(l.read(&mut k, &indices))?);

@@ -151,8 +151,8 @@ fn launch(
     let targets = targets?;
     let each = |l: &Lowering<'_>, k: &mut Kernel, coords: &[E], inside: Option<&E>, draw: Draw| {
         let value = |(source, ty): &(Source, Ty)| match (source, inside) {
-            (Source::Window(t), None) => k.load(t, coords).cast(*ty),
-            (Source::Window(t), Some(inside)) => {
+            (Source::TensorGeometry(t), None) => k.load(t, coords).cast(*ty),
+            (Source::TensorGeometry(t), Some(inside)) => {
                 k.load_if(t, coords, inside.clone(), E::lit(t.mem.ty(), 0.0)).cast(*ty)
             }
             (Source::Value(e), _) => e.cast(*ty),
@@ -500,7 +500,7 @@ pub fn rrelu_with_noise(l: &mut Lowering<'_>) -> Option<()> {
         l.returns(l.flat(0));
         x.clone()
     } else {
-        l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?
+        l.new_storage(&x.sizes, &dense(&x.sizes), x.dtype)?
     };
     if !training {
         return elementwise::launch(l, "rrelu", &[&out], &[(&x, Ty::F32)], |l, k, x, _| {
@@ -573,7 +573,7 @@ pub fn randperm(l: &mut Lowering<'_>) -> Option<()> {
         vec![E::bin(Bin::BitOr, high, p.draw.word(1).cast(Ty::I64))]
     })?;
     let mut k = Kernel::new("randperm");
-    let Source::Window(keys) = l.read(&mut k, &keys) else { return None };
+    let Source::TensorGeometry(keys) = l.read(&mut k, &keys) else { return None };
     let t = l.write(&mut k, &out)?;
     let count = k.size(n);
     k.map(&[n], |k, coords, number| {
@@ -636,7 +636,7 @@ fn sample_once(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Option
     let (rows, categories) = (weights.sizes[0], weights.sizes[1]);
     let mut k = Kernel::new("multinomial");
     let (low, high) = l.key(&mut k);
-    let Source::Window(w) = l.read(&mut k, weights) else { return None };
+    let Source::TensorGeometry(w) = l.read(&mut k, weights) else { return None };
     let t = l.write(&mut k, out)?;
     k.rows(rows, categories, team(categories, false), |r, row| {
         let width = r.k.size(categories);
@@ -671,7 +671,7 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
     let sums = l.temp(&[rows, chunks], Dtype::FLOAT32)?;
 
     let mut k = Kernel::new("multinomial sums");
-    let Source::Window(w) = l.read(&mut k, weights) else { return None };
+    let Source::TensorGeometry(w) = l.read(&mut k, weights) else { return None };
     let t = l.write(&mut k, &sums)?;
     let (size, count) = (k.size(chunk), k.size(categories));
     k.map(&[rows, chunks], |k, at, _| {
@@ -689,8 +689,8 @@ fn sample_replaced(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Op
 
     let mut k = Kernel::new("multinomial");
     let (low, high) = l.key(&mut k);
-    let Source::Window(w) = l.read(&mut k, weights) else { return None };
-    let Source::Window(sums) = l.read(&mut k, &sums) else { return None };
+    let Source::TensorGeometry(w) = l.read(&mut k, weights) else { return None };
+    let Source::TensorGeometry(sums) = l.read(&mut k, &sums) else { return None };
     let t = l.write(&mut k, out)?;
     let (size, count, parts) = (k.size(chunk), k.size(categories), k.size(chunks));
     k.map(&[rows, samples], |k, at, number| {
@@ -734,7 +734,7 @@ fn sample_apart(l: &mut Lowering<'_>, weights: &Operand, out: &Operand) -> Optio
         vec![weight / waiting_time(&p.draw.word(0))]
     })?;
     let mut k = Kernel::new("multinomial");
-    let Source::Window(rates) = l.read(&mut k, &rates) else { return None };
+    let Source::TensorGeometry(rates) = l.read(&mut k, &rates) else { return None };
     let t = l.write(&mut k, out)?;
     let (count, limit) = (k.size(categories), k.size(samples));
     k.map(&[rows, categories], |k, at, _| {

@@ -107,7 +107,7 @@ impl Scatter<'_> {
             let place = self.find(l, k, coords)?;
             let mut guard = None;
             if let Some(last) = &last {
-                let Source::Window(t) = l.read(k, last) else { return None };
+                let Source::TensorGeometry(t) = l.read(k, last) else { return None };
                 let number = self.number(k, coords) + 1.0;
                 let first = E::int(Ty::I32, 0);
                 let winner = k.load_if(&t, &[place.slot], place.inside, first).cast(Ty::U32);

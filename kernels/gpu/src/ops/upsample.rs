@@ -180,7 +180,7 @@ fn computes(how: Interpolation, mem: Mem) -> bool {
 
 fn window(source: Source) -> Option<Tensor> {
     match source {
-        Source::Window(t) => Some(t),
+        Source::TensorGeometry(t) => Some(t),
         Source::Value(_) => None,
     }
 }
@@ -446,13 +446,13 @@ pub fn grid_sampler_backward(l: &mut Lowering<'_>) -> Option<()> {
         return None;
     }
     if for_input {
-        let out = l.fresh(&x.sizes, &dense(&x.sizes), x.dtype)?;
+        let out = l.new_storage(&x.sizes, &dense(&x.sizes), x.dtype)?;
         l.clear(&out);
         scatter_samples(l, &s, &grad, &x, &grid, &out)?;
     } else {
         l.returns_undefined();
     }
-    let out = l.fresh(&grid.sizes, &dense(&grid.sizes), grid.dtype)?;
+    let out = l.new_storage(&grid.sizes, &dense(&grid.sizes), grid.dtype)?;
     let mut k = Kernel::new("grid_sampler_grid");
     let (t, g, d) =
         (window(l.read(&mut k, &x))?, window(l.read(&mut k, &grid))?, window(l.read(&mut k, &grad))?);

@@ -641,7 +641,7 @@ mod tests {
     fn product(mem: Mem, out: Mem, tile: Tile, along: [Along; 2], vector: bool) -> Kernel {
         let mut k = Kernel::new("product");
         let windows = [0, 1].map(|i| k.window(Ref::Input(i), mem, &[], &[], false));
-        let to = k.window(Ref::Fresh(0), out, &[], &[], true);
+        let to = k.window(Ref::NewStorage(0), out, &[], &[], true);
         let e = Extent { batch: 1, m: 200, n: 300, k: 40 };
         let tiling = Tiling { tile, parts: 1, share: 48 };
         let sides = |k: &mut Kernel, [batch, m, n, d]: &[E; 4]| {

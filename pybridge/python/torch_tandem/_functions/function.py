@@ -368,20 +368,17 @@ class Function:
     def _make_again(self, recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """Make a replayed call again in Python, where later calls of its key run, and return its tensors."""
         graph = self._recordings.graph_of(recording)
-        call = graph.recorded.call if graph else None
-        objects = flatten(*call.arguments(tensors))[2] if call else []
-        if call is None or graph.changes or graph.check(objects) >= 0:
-            raise RuntimeError(
-                f"torch_tandem.function {self._name()}: the backward pass of a replayed call differs from "
-                "those of recorded calls (create_graph=True, or gradients of other results), and the call "
-                "cannot be made again, since it changes tensors, draws random numbers, or depends on what "
-                "has changed since. Call it without torch_tandem.function"
-            )
+        assert graph is not None and graph.recorded.call is not None
         attempts = self._recordings.attempts_of(graph.key)
         attempts.reason = (
             "a backward pass of it differed from those of recorded calls (create_graph=True, ...)"
         )
         attempts.rest, graph.left = sys.maxsize, -1
+        call = graph.recorded.call
+        if graph.changes or graph.check(flatten(*call.arguments(tensors))[2]) >= 0:
+            raise _cannot_be_made_again(
+                "it changes tensors, draws random numbers, or depends on what has changed since"
+            )
         result = call.again(self._function, tensors)
         leaves = _pytree.tree_leaves(result)
         return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
@@ -508,10 +505,14 @@ def _recompute(recording: int, tensors: list[torch.Tensor | None]) -> list[torch
     for function in list(all_functions):
         if function._recordings.graph_of(recording):
             return function._make_again(recording, tensors)
-    raise RuntimeError(
+    raise _cannot_be_made_again("the graph that replayed it was dropped")
+
+
+def _cannot_be_made_again(why: str) -> RuntimeError:
+    return RuntimeError(
         "torch_tandem.function: the backward pass of a replayed call differs from those of recorded calls "
-        "(create_graph=True, or gradients of other results), and the call cannot be made again, since the "
-        "graph that replayed it was dropped. Call the function without torch_tandem.function"
+        "(create_graph=True, or gradients of other results), and the call cannot be made again, since "
+        f"{why}. Call the function without torch_tandem.function"
     )
 
 

@@ -8,7 +8,7 @@ use tandem_tracegraph::node::Outputs;
 
 use crate::channels_last::{Order, Planes};
 use crate::kernels::channel_norms::{Layout, channels_last, row_major};
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::norm::{Windows, output, weights};
 use crate::kernels::permuted::{Tensor, given, in_either_order, made, wanted};
 use crate::kernels::{count, each_row};
@@ -38,7 +38,7 @@ fn statistics(
     call: &Call<'_>,
     n: usize,
     training: bool,
-) -> Option<Option<[tandem_executor::ops::express::Window; 2]>> {
+) -> Option<Option<[tandem_executor::ops::express::TensorGeometry; 2]>> {
     match (weights(call, 3, n)?, weights(call, 4, n)?) {
         (Some(mean), Some(variance)) => Some(Some([mean, variance])),
         (None, None) if training => Some(None),
@@ -97,7 +97,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             for c in from..to {
                 // SAFETY: all windows have `n` channels, and `c` is below `n`. One thread alone uses each channel.
                 unsafe {
-                    let [x, y] = [x, y].map(|w| Shared(data.of::<f32>(w).at(c * layout.planes.pixels)));
+                    let [x, y] = [x, y].map(|w| SendPtr(data.of::<f32>(w).at(c * layout.planes.pixels)));
                     let (first, mut sums) = (*x.get(), [0.0; 2]);
                     if saved.is_some() {
                         row_major::moments(x, layout, first, &mut sums);
@@ -165,7 +165,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             for c in from..to {
                 // SAFETY: all windows have `n` channels, and `c` is below `n`. One thread alone uses each channel.
                 unsafe {
-                    let at = |w: usize| Shared(data.of::<f32>(w).at(c * layout.planes.pixels));
+                    let at = |w: usize| SendPtr(data.of::<f32>(w).at(c * layout.planes.pixels));
                     let (mean, mut sums) = (*data.of::<f32>(mean).at(c), [0.0; 2]);
                     row_major::products(at(grad), at(x), layout, mean, &mut sums);
                     let numbers = numbers(data, c, sums);

@@ -3,7 +3,7 @@
 use crate::channels_last::strips;
 use crate::kernels::channel_norms::{LANES, Layout, total};
 use crate::kernels::each_row;
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::kernels::scratch::{with_doubles, with_scratch};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
@@ -55,7 +55,7 @@ fn sums(
     let (n, blocks) = (layout.planes.channels, layout.blocks());
     with_doubles((blocks + 1) * rows * 2 * n, |all| {
         let (totals, all) = all.split_at_mut(rows * 2 * n);
-        let to = Shared(all.as_mut_ptr());
+        let to = SendPtr(all.as_mut_ptr());
         each_row(host, rows * blocks, layout.block * n * 2, &|begin, end| {
             for item in begin..end {
                 let (row, block) = (item / blocks, item % blocks);
@@ -90,14 +90,14 @@ pub(super) unsafe fn moments(
     host: &dyn HostKernels,
     layout: Layout,
     rows: usize,
-    x: Shared<f32>,
+    x: SendPtr<f32>,
     near: &[f32],
     then: impl FnOnce(&[f64]) -> bool,
 ) -> bool {
     let of_block = |strip: Strip, row, at, first, width, to: &mut [[f64; WIDE]; 2]| {
         let near = some(near, layout, row, first, width);
         // SAFETY: the channels and the block are those of a tensor.
-        unsafe { moments_of_strip(Shared(x.at(at)), strip, width, &near, to) };
+        unsafe { moments_of_strip(SendPtr(x.at(at)), strip, width, &near, to) };
     };
     sums(host, layout, rows, &of_block, then)
 }
@@ -111,14 +111,14 @@ pub(super) unsafe fn products(
     host: &dyn HostKernels,
     layout: Layout,
     rows: usize,
-    [grad, x]: [Shared<f32>; 2],
+    [grad, x]: [SendPtr<f32>; 2],
     near: &[f32],
     then: impl FnOnce(&[f64]) -> bool,
 ) -> bool {
     let of_block = |strip: Strip, row, at, first, width, to: &mut [[f64; WIDE]; 2]| {
         let near = some(near, layout, row, first, width);
         // SAFETY: the channels and the block are those of both tensors.
-        unsafe { products_of_strip(Shared(grad.at(at)), Shared(x.at(at)), strip, width, &near, to) };
+        unsafe { products_of_strip(SendPtr(grad.at(at)), SendPtr(x.at(at)), strip, width, &near, to) };
     };
     sums(host, layout, rows, &of_block, then)
 }
@@ -138,12 +138,12 @@ pub(super) unsafe fn normalize(
     host: &dyn HostKernels,
     layout: Layout,
     rows: usize,
-    [x, y]: [Shared<f32>; 2],
+    [x, y]: [SendPtr<f32>; 2],
     numbers: &dyn Fn(usize, usize) -> [f32; 3],
 ) -> bool {
     each_strip(host, layout, rows, numbers, &|strip, at, width, numbers| {
         // SAFETY: the strip is one of both tensors, and one thread alone computes it.
-        unsafe { normalize_strip(Shared(x.at(at)), Shared(y.at(at)), strip, width, numbers) };
+        unsafe { normalize_strip(SendPtr(x.at(at)), SendPtr(y.at(at)), strip, width, numbers) };
     })
 }
 
@@ -156,13 +156,13 @@ pub(super) unsafe fn gradient(
     host: &dyn HostKernels,
     layout: Layout,
     rows: usize,
-    tensors: [Shared<f32>; 3],
+    tensors: [SendPtr<f32>; 3],
     numbers: &dyn Fn(usize, usize) -> [f32; 4],
 ) -> bool {
     each_strip(host, layout, rows, numbers, &|strip, at, width, numbers| {
         // SAFETY: the strip is one of all tensors, and one thread alone computes it.
         unsafe {
-            let [grad, x, to] = tensors.map(|tensor| Shared(tensor.at(at)));
+            let [grad, x, to] = tensors.map(|tensor| SendPtr(tensor.at(at)));
             gradient_of_strip(grad, x, to, strip, width, numbers);
         }
     })
@@ -212,7 +212,7 @@ widest! {
     /// # Safety
     /// `x` points to the first value of `width` channels of the strip, which nobody writes during the call.
     unsafe fn moments_of_strip(
-        x: Shared<f32>, strip: Strip, width: usize, first: &[f32; WIDE], to: &mut [[f64; WIDE]; 2],
+        x: SendPtr<f32>, strip: Strip, width: usize, first: &[f32; WIDE], to: &mut [[f64; WIDE]; 2],
     ) => run_moments
 }
 
@@ -220,7 +220,7 @@ widest! {
 /// The requirements are those of [`moments_of_strip`].
 #[inline(always)]
 unsafe fn run_moments(
-    x: Shared<f32>,
+    x: SendPtr<f32>,
     strip: Strip,
     width: usize,
     first: &[f32; WIDE],
@@ -240,7 +240,7 @@ unsafe fn run_moments(
 /// The requirements are those of [`moments_of_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn moments_of<const W: usize>(
-    x: Shared<f32>,
+    x: SendPtr<f32>,
     strip: Strip,
     first: &[f32; WIDE],
     to: &mut [[f64; WIDE]; 2],
@@ -266,7 +266,7 @@ widest! {
     /// # Safety
     /// `grad` and `x` point to the first values of `width` channels of the strip, which nobody writes during the call.
     unsafe fn products_of_strip(
-        grad: Shared<f32>, x: Shared<f32>, strip: Strip, width: usize, means: &[f32; WIDE], to: &mut [[f64; WIDE]; 2],
+        grad: SendPtr<f32>, x: SendPtr<f32>, strip: Strip, width: usize, means: &[f32; WIDE], to: &mut [[f64; WIDE]; 2],
     ) => run_products
 }
 
@@ -274,8 +274,8 @@ widest! {
 /// The requirements are those of [`products_of_strip`].
 #[inline(always)]
 unsafe fn run_products(
-    grad: Shared<f32>,
-    x: Shared<f32>,
+    grad: SendPtr<f32>,
+    x: SendPtr<f32>,
     strip: Strip,
     width: usize,
     means: &[f32; WIDE],
@@ -295,8 +295,8 @@ unsafe fn run_products(
 /// The requirements are those of [`products_of_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn products_of<const W: usize>(
-    grad: Shared<f32>,
-    x: Shared<f32>,
+    grad: SendPtr<f32>,
+    x: SendPtr<f32>,
     strip: Strip,
     means: &[f32; WIDE],
     to: &mut [[f64; WIDE]; 2],
@@ -352,7 +352,7 @@ widest! {
     /// `x` and `y` point to the first values of `width` channels of the strip. Nobody writes `x` or uses `y` during the
     /// call.
     unsafe fn normalize_strip(
-        x: Shared<f32>, y: Shared<f32>, strip: Strip, width: usize, numbers: &[[f32; WIDTH]; 3],
+        x: SendPtr<f32>, y: SendPtr<f32>, strip: Strip, width: usize, numbers: &[[f32; WIDTH]; 3],
     ) => run_normalize
 }
 
@@ -360,8 +360,8 @@ widest! {
 /// The requirements are those of [`normalize_strip`].
 #[inline(always)]
 unsafe fn run_normalize(
-    x: Shared<f32>,
-    y: Shared<f32>,
+    x: SendPtr<f32>,
+    y: SendPtr<f32>,
     strip: Strip,
     width: usize,
     numbers: &[[f32; WIDTH]; 3],
@@ -374,8 +374,8 @@ unsafe fn run_normalize(
 /// The requirements are those of [`normalize_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn normalize_of<const W: usize>(
-    x: Shared<f32>,
-    y: Shared<f32>,
+    x: SendPtr<f32>,
+    y: SendPtr<f32>,
     strip: Strip,
     [mean, factor, bias]: &[[f32; WIDTH]; 3],
 ) {
@@ -398,7 +398,7 @@ widest! {
     /// `grad`, `x` and `to` point to the first values of `width` channels of the strip. Nobody writes `grad` and `x` or
     /// uses `to` during the call.
     unsafe fn gradient_of_strip(
-        grad: Shared<f32>, x: Shared<f32>, to: Shared<f32>, strip: Strip, width: usize, numbers: &[[f32; WIDTH]; 4],
+        grad: SendPtr<f32>, x: SendPtr<f32>, to: SendPtr<f32>, strip: Strip, width: usize, numbers: &[[f32; WIDTH]; 4],
     ) => run_gradient
 }
 
@@ -406,9 +406,9 @@ widest! {
 /// The requirements are those of [`gradient_of_strip`].
 #[inline(always)]
 unsafe fn run_gradient(
-    grad: Shared<f32>,
-    x: Shared<f32>,
-    to: Shared<f32>,
+    grad: SendPtr<f32>,
+    x: SendPtr<f32>,
+    to: SendPtr<f32>,
     strip: Strip,
     width: usize,
     numbers: &[[f32; WIDTH]; 4],
@@ -421,9 +421,9 @@ unsafe fn run_gradient(
 /// The requirements are those of [`gradient_of_strip`], for `W` channels.
 #[inline(always)]
 unsafe fn gradient_of<const W: usize>(
-    grad: Shared<f32>,
-    x: Shared<f32>,
-    to: Shared<f32>,
+    grad: SendPtr<f32>,
+    x: SendPtr<f32>,
+    to: SendPtr<f32>,
     strip: Strip,
     [mean, a, b, shift]: &[[f32; WIDTH]; 4],
 ) {

@@ -6,7 +6,7 @@ use tandem_tracegraph::node::Outputs;
 
 use crate::channels_last::{Order, Planes};
 use crate::kernels::channel_norms::{Layout, channels_last, row_major};
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::norm::{Windows, output, weights};
 use crate::kernels::permuted::{Tensor, given, in_either_order, made, wanted};
 use crate::kernels::scratch::{with_doubles, with_scratch};
@@ -70,13 +70,13 @@ impl Groups {
     ///
     /// # Safety
     /// `x` points to the group's first value, and nobody writes the group during the call.
-    unsafe fn row_major_moments(self, x: Shared<f32>) -> (f32, f64, f64) {
+    unsafe fn row_major_moments(self, x: SendPtr<f32>) -> (f32, f64, f64) {
         // SAFETY: the group has `each` channels of as many values as an image has pixels.
         unsafe {
             let first = *x.get();
             let sums = (0..self.each).map(|c| {
                 let mut found = [0.0; 2];
-                let channel = Shared(x.at(c * self.layout.planes.pixels));
+                let channel = SendPtr(x.at(c * self.layout.planes.pixels));
                 row_major::moments(channel, self.layout, first, &mut found);
                 found
             });
@@ -97,7 +97,7 @@ impl Groups {
     /// # Safety
     /// - `x` points to the images.
     /// - Nobody writes the images during the call.
-    unsafe fn first(self, x: Shared<f32>, to: &mut [f32]) {
+    unsafe fn first(self, x: SendPtr<f32>, to: &mut [f32]) {
         for (row, to) in to.chunks_exact_mut(self.each).enumerate() {
             let (image, group) = (row / self.groups, row % self.groups);
             // SAFETY: the group is one of the image's.
@@ -136,7 +136,7 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                 // SAFETY: the windows have `count` elements per group; one thread alone uses each group.
                 unsafe {
                     let at = |w: usize, c: usize| {
-                        Shared(data.of::<f32>(w).at((row * each + c) * layout.planes.pixels))
+                        SendPtr(data.of::<f32>(w).at((row * each + c) * layout.planes.pixels))
                     };
                     let of_group = write(data, eps, row, groups.row_major_moments(at(x, 0)));
                     for c in 0..each {
@@ -230,7 +230,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     };
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         with_doubles(groups.images * channels * 2, |all| {
-            let partial = Shared(all.as_mut_ptr());
+            let partial = SendPtr(all.as_mut_ptr());
             each_row(host, groups.images * groups.groups, groups.count() * 4, &|from, end| {
                 let mut own: SmallVec<[[f64; 2]; 32]> = SmallVec::new();
                 for row in from..end {
@@ -238,7 +238,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
                     // terms.
                     unsafe {
                         let at = |w: usize, c: usize| {
-                            Shared(data.of::<f32>(w).at((row * each + c) * layout.planes.pixels))
+                            SendPtr(data.of::<f32>(w).at((row * each + c) * layout.planes.pixels))
                         };
                         let (near, off, _) = groups.row_major_moments(at(x, 0));
                         own.clear();

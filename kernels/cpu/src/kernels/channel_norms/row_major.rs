@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use crate::kernels::channel_norms::{BLOCKS, LANES, Layout, total};
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::widest::widest;
 
 /// Room for the values of a block.
@@ -15,7 +15,7 @@ type Room = [MaybeUninit<f32>; BLOCKS[1]];
 /// - `x` points to the first value of a channel that has this layout and this block.
 /// - Nobody writes the channel during the call, or while the values are in use.
 #[inline(always)]
-unsafe fn values(x: Shared<f32>, layout: Layout, block: usize, room: &mut Room) -> &[f32] {
+unsafe fn values(x: SendPtr<f32>, layout: Layout, block: usize, room: &mut Room) -> &[f32] {
     let pixels = layout.planes.pixels;
     let (begin, end) = (block * layout.block, layout.count().min((block + 1) * layout.block));
     let at = |value: usize| value / pixels * layout.planes.channels * pixels + value % pixels;
@@ -40,13 +40,13 @@ widest! {
     ///
     /// # Safety
     /// `x` points to the first value of a channel with this layout, which nobody writes during the call.
-    pub(super) unsafe fn moments(x: Shared<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) => run_moments
+    pub(super) unsafe fn moments(x: SendPtr<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) => run_moments
 }
 
 /// # Safety
 /// The requirements are those of [`moments`].
 #[inline(always)]
-unsafe fn run_moments(x: Shared<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) {
+unsafe fn run_moments(x: SendPtr<f32>, layout: Layout, first: f32, to: &mut [f64; 2]) {
     let (first, mut room) = (f64::from(first), [const { MaybeUninit::uninit() }; BLOCKS[1]]);
     for block in 0..layout.blocks() {
         // SAFETY: the channel has the block.
@@ -83,14 +83,14 @@ widest! {
     /// # Safety
     /// `grad` and `x` point to the first values of channels with this layout, which nobody writes during the call.
     pub(super) unsafe fn products(
-        grad: Shared<f32>, x: Shared<f32>, layout: Layout, mean: f32, to: &mut [f64; 2],
+        grad: SendPtr<f32>, x: SendPtr<f32>, layout: Layout, mean: f32, to: &mut [f64; 2],
     ) => run_products
 }
 
 /// # Safety
 /// The requirements are those of [`products`].
 #[inline(always)]
-unsafe fn run_products(grad: Shared<f32>, x: Shared<f32>, layout: Layout, mean: f32, to: &mut [f64; 2]) {
+unsafe fn run_products(grad: SendPtr<f32>, x: SendPtr<f32>, layout: Layout, mean: f32, to: &mut [f64; 2]) {
     let mean = f64::from(mean);
     let [room, other] = &mut [[const { MaybeUninit::uninit() }; BLOCKS[1]]; 2];
     for block in 0..layout.blocks() {
@@ -124,13 +124,13 @@ widest! {
     ///
     /// # Safety
     /// `x` and `y` point to the first values of channels with this layout. Nobody writes `x` or uses `y` during the call.
-    pub(super) unsafe fn normalize(x: Shared<f32>, y: Shared<f32>, layout: Layout, numbers: [f32; 3]) => run_normalize
+    pub(super) unsafe fn normalize(x: SendPtr<f32>, y: SendPtr<f32>, layout: Layout, numbers: [f32; 3]) => run_normalize
 }
 
 /// # Safety
 /// The requirements are those of [`normalize`].
 #[inline(always)]
-unsafe fn run_normalize(x: Shared<f32>, y: Shared<f32>, layout: Layout, [mean, factor, bias]: [f32; 3]) {
+unsafe fn run_normalize(x: SendPtr<f32>, y: SendPtr<f32>, layout: Layout, [mean, factor, bias]: [f32; 3]) {
     for image in 0..layout.planes.images {
         let begin = image * layout.planes.channels * layout.planes.pixels;
         for i in begin..begin + layout.planes.pixels {
@@ -147,7 +147,7 @@ widest! {
     /// `grad`, `x` and `to` point to the first values of channels with this layout. Nobody writes `grad` and `x` or uses
     /// `to` during the call.
     pub(super) unsafe fn gradient(
-        grad: Shared<f32>, x: Shared<f32>, to: Shared<f32>, layout: Layout, numbers: [f32; 4],
+        grad: SendPtr<f32>, x: SendPtr<f32>, to: SendPtr<f32>, layout: Layout, numbers: [f32; 4],
     ) => run_gradient
 }
 
@@ -155,9 +155,9 @@ widest! {
 /// The requirements are those of [`gradient`].
 #[inline(always)]
 unsafe fn run_gradient(
-    grad: Shared<f32>,
-    x: Shared<f32>,
-    to: Shared<f32>,
+    grad: SendPtr<f32>,
+    x: SendPtr<f32>,
+    to: SendPtr<f32>,
     layout: Layout,
     [mean, a, b, c]: [f32; 4],
 ) {

@@ -16,7 +16,7 @@ use crate::channels_last::{Order, Planes, strips};
 use crate::kernels::conv::geometry::Conv;
 use crate::kernels::conv::reads::Reads;
 use crate::kernels::each_row;
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::kernels::scratch::{with_doubles, with_scratch};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
@@ -116,10 +116,10 @@ struct Line<'l> {
     /// Number of columns of the filter.
     filter: usize,
     /// The source, the weight `[taps, channels]`, the bias, and the row.
-    from: Shared<f32>,
-    weight: Shared<f32>,
-    bias: Option<Shared<f32>>,
-    to: Shared<f32>,
+    from: SendPtr<f32>,
+    weight: SendPtr<f32>,
+    bias: Option<SendPtr<f32>>,
+    to: SendPtr<f32>,
 }
 
 impl Map {
@@ -146,12 +146,12 @@ impl Map {
         &self,
         host: &dyn HostKernels,
         conv: &Conv,
-        [from, weight, to]: [Shared<f32>; 3],
-        bias: Option<Shared<f32>>,
+        [from, weight, to]: [SendPtr<f32>; 3],
+        bias: Option<SendPtr<f32>>,
     ) -> bool {
         let (channels, taps) = (conv.outputs, conv.filter[0] * conv.filter[1]);
         with_scratch(channels * taps, |reordered| {
-            let reordered = Shared(reordered.as_mut_ptr());
+            let reordered = SendPtr(reordered.as_mut_ptr());
             let filters = Planes { images: 1, channels, pixels: taps };
             // SAFETY: the weight has a filter per channel, and the scratch buffer is as large.
             unsafe { filters.reorder(host, weight.get(), reordered.get(), Order::ChannelsLast) };
@@ -165,10 +165,10 @@ impl Map {
                             rows: &self.rows[line % rows],
                             channels,
                             filter: conv.filter[1],
-                            from: Shared(from.at(line / rows * height * width * channels)),
+                            from: SendPtr(from.at(line / rows * height * width * channels)),
                             weight: reordered,
                             bias,
-                            to: Shared(to.at(line * columns * channels)),
+                            to: SendPtr(to.at(line * columns * channels)),
                         });
                     }
                 }
@@ -255,10 +255,10 @@ struct Part<'p> {
     channel: usize,
     width: usize,
     lines: Range<usize>,
-    image: Shared<f32>,
-    grid: Shared<f32>,
+    image: SendPtr<f32>,
+    grid: SendPtr<f32>,
     /// Sums `[taps, channels]` of the part, from its first channel on.
-    to: Shared<f64>,
+    to: SendPtr<f64>,
 }
 
 widest! {
@@ -385,14 +385,14 @@ impl Depthwise {
     pub(super) unsafe fn to_weight(
         &self,
         host: &dyn HostKernels,
-        [image, grid, weight]: [Shared<f32>; 3],
+        [image, grid, weight]: [SendPtr<f32>; 3],
     ) -> bool {
         let (conv, channels, taps) = (&self.conv, self.conv.outputs, self.taps.len());
         let lines = conv.n * conv.out[0];
         let splits = (conv.rows() / PIXELS).clamp(1, SPLITS.min(lines));
         let strips: Vec<(usize, usize)> = strips(channels, WIDTH).collect();
         with_doubles(splits * taps * channels, |partial| {
-            let to = Shared(partial.as_mut_ptr());
+            let to = SendPtr(partial.as_mut_ptr());
             let each = conv.rows() / splits * WIDTH.min(channels) * taps / 4;
             each_row(host, splits * strips.len(), each, &|begin, end| {
                 for item in begin..end {
@@ -400,7 +400,7 @@ impl Depthwise {
                     let lines = lines * split / splits..lines * (split + 1) / splits;
                     // SAFETY: the channels and the lines exist, and one thread alone computes a part's sums.
                     unsafe {
-                        let to = Shared(to.at(split * taps * channels + channel));
+                        let to = SendPtr(to.at(split * taps * channels + channel));
                         compute_part(&Part { of: self, channel, width, lines, image, grid, to });
                     }
                 }

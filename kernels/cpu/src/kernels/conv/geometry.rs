@@ -5,7 +5,7 @@ use tandem_tracegraph::call::Call;
 use tandem_executor::host::{Matrix, Product};
 use tandem_executor::ops::arguments::int;
 use tandem_executor::ops::convolution::pair;
-use tandem_executor::ops::express::Window;
+use tandem_executor::ops::express::TensorGeometry;
 
 /// Sizes of a convolution, which maps an image to a grid; a transposed convolution maps the grid to the image.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +31,13 @@ impl Conv {
     /// Reads the sizes from three windows and the options from the call's arguments `first..first + 6`: stride,
     /// padding, dilation, transposed, output padding, groups. `None` for an empty tensor.
     pub(super) fn of(
-        image: &Window,
-        weight: &Window,
-        grid: &Window,
+        image: &TensorGeometry,
+        weight: &TensorGeometry,
+        grid: &TensorGeometry,
         call: &Call<'_>,
         first: usize,
     ) -> Option<Conv> {
-        let sizes = |w: &Window| match w.sizes[..] {
+        let sizes = |w: &TensorGeometry| match w.sizes[..] {
             [a, b, c, d] => Some([a as usize, b as usize, c as usize, d as usize]),
             [a, b, d] => Some([a as usize, b as usize, 1, d as usize]),
             _ => None,

@@ -10,7 +10,7 @@ use crate::kernels::conv::panels::{Block, Lines, MOVE, blocks, lanes, turn};
 use crate::kernels::conv::reads::Reads;
 use crate::kernels::conv::tile::{MAX_LANES, NEAR, PRODUCTS, Rows, SAME, Shape, Tile};
 use crate::kernels::each_row;
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::kernels::scratch::with_scratch;
 use tandem_executor::host::HostKernels;
 
@@ -89,7 +89,7 @@ impl Gradient {
         &self,
         host: &dyn HostKernels,
         conv: &Conv,
-        [image, grid, weight]: [Shared<f32>; 3],
+        [image, grid, weight]: [SendPtr<f32>; 3],
     ) -> bool {
         // Lanes without a filter may be read after the end of the grid.
         let whole = self.blocks.iter().all(|block| block.channels == block.lanes);
@@ -97,7 +97,7 @@ impl Gradient {
         let sum = conv.groups * lanes(&self.blocks) * self.patch();
         with_scratch(copied + self.splits * sum, |scratch| {
             let (copy, sums) = scratch.split_at_mut(copied);
-            let (copy, sums) = (Shared(copy.as_mut_ptr()), Shared(sums.as_mut_ptr()));
+            let (copy, sums) = (SendPtr(copy.as_mut_ptr()), SendPtr(sums.as_mut_ptr()));
             // SAFETY: the scratch memory was sized for the copy and the partial sums, and the tensors have the sizes of
             // the convolution.
             unsafe {
@@ -151,7 +151,7 @@ impl Gradient {
     /// - The addresses point to the images, the grids and the sums.
     /// - If some lanes have no filter, [`SLACK`] floats follow the grids.
     /// - During the call, nobody writes the images or the grids, and nobody else uses the sums.
-    unsafe fn sums(&self, host: &dyn HostKernels, conv: &Conv, [image, grid, sums]: [Shared<f32>; 3]) {
+    unsafe fn sums(&self, host: &dyn HostKernels, conv: &Conv, [image, grid, sums]: [SendPtr<f32>; 3]) {
         let (tiles, blocks, taps) =
             (self.channels.div_ceil(self.shape.rows), self.blocks.len(), self.taps.len());
         let (lines, split_items) = (conv.n * conv.out[0], conv.groups * taps * tiles * blocks);
@@ -209,7 +209,7 @@ impl Gradient {
     /// # Safety
     /// - The addresses point to the partial sums and to the weight.
     /// - During the call, nobody writes the partial sums, and nobody else uses the weight.
-    unsafe fn add(&self, host: &dyn HostKernels, conv: &Conv, sums: Shared<f32>, weight: Shared<f32>) {
+    unsafe fn add(&self, host: &dyn HostKernels, conv: &Conv, sums: SendPtr<f32>, weight: SendPtr<f32>) {
         let (groups, filters, patch) = (conv.groups, conv.outputs / conv.groups, self.patch());
         let (parts, all) = (patch.div_ceil(PART), groups * lanes(&self.blocks) * patch);
         let (blocks, each) = (self.blocks.len(), MOVE * PART * MAX_LANES * self.splits);

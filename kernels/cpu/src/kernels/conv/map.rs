@@ -10,7 +10,7 @@ use crate::kernels::conv::panels::{Block, Panels, blocks, lanes};
 use crate::kernels::conv::reads::Reads;
 use crate::kernels::conv::tile::{MAX_LANES, MAX_ROWS, NEAR, PRODUCTS, Rows, SAME, Shape, Tile};
 use crate::kernels::each_row;
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::kernels::scratch::with_scratch;
 use tandem_executor::host::HostKernels;
 
@@ -125,8 +125,8 @@ impl Map {
         &self,
         host: &dyn HostKernels,
         n: usize,
-        [from, weight, to]: [Shared<f32>; 3],
-        bias: Option<Shared<f32>>,
+        [from, weight, to]: [SendPtr<f32>; 3],
+        bias: Option<SendPtr<f32>>,
     ) -> bool {
         let lanes = self.panels.groups * lanes(&self.panels.blocks);
         with_scratch(self.panels.len() + lanes + self.panels.inner(), |scratch| {
@@ -134,7 +134,7 @@ impl Map {
             let (start, zeros) = scratch.split_at_mut(lanes);
             zeros.fill(0.0);
             let [panels, first, zeros] =
-                [panels.as_mut_ptr(), start.as_mut_ptr(), zeros.as_mut_ptr()].map(Shared);
+                [panels.as_mut_ptr(), start.as_mut_ptr(), zeros.as_mut_ptr()].map(SendPtr);
             let all = [from, zeros, panels, first, to];
             // SAFETY: the scratch memory was sized for the panels and the lanes of all groups. The bias has an element
             // per channel of the result.
@@ -151,7 +151,7 @@ impl Map {
     ///
     /// # Safety
     /// `bias` has an element per channel of the result.
-    unsafe fn start(&self, bias: Option<Shared<f32>>, to: &mut [f32]) {
+    unsafe fn start(&self, bias: Option<SendPtr<f32>>, to: &mut [f32]) {
         to.fill(0.0);
         let Some(bias) = bias else { return };
         let (all, each) = (lanes(&self.panels.blocks), self.channels[1] / self.panels.groups);
@@ -167,7 +167,7 @@ impl Map {
     /// - The addresses point to the sources, to as many zeros as there are inner channels, to the panels, to the
     ///   initial value of the sums, and to the results.
     /// - During the call, nobody else uses the results, and nobody writes the other memory.
-    unsafe fn tiles(&self, host: &dyn HostKernels, n: usize, tensors: [Shared<f32>; 5]) {
+    unsafe fn tiles(&self, host: &dyn HostKernels, n: usize, tensors: [SendPtr<f32>; 5]) {
         let tiles_of = |phase: &Phase| (n * phase.pixels()).div_ceil(self.shape.rows);
         let mut ends = Vec::with_capacity(self.phases.len());
         for phase in &self.phases {
@@ -237,7 +237,7 @@ impl Map {
     /// - There are at most `self.shape.rows` pixels.
     unsafe fn tile(
         &self,
-        [source, zeros, panels, start, to]: [Shared<f32>; 5],
+        [source, zeros, panels, start, to]: [SendPtr<f32>; 5],
         group: usize,
         block: &Block,
         phase: &Phase,

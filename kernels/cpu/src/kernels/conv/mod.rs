@@ -30,14 +30,14 @@ use crate::kernels::conv::depthwise::Depthwise;
 use crate::kernels::conv::direct::Direct;
 use crate::kernels::conv::geometry::Conv;
 use crate::kernels::conv::gradient::{Gradient, PIXELS};
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::permuted::{Tensor, given, in_orders, made, wanted};
 use crate::kernels::reduce::sums::{channel_sums, columns};
 use crate::kernels::{contiguous, tensor};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
 use tandem_executor::ops::convolution::is_transposed;
-use tandem_executor::ops::express::Window;
+use tandem_executor::ops::express::TensorGeometry;
 
 /// Largest number of output pixels of an image for which patches are laid out.
 const FEW: usize = 4;
@@ -81,8 +81,8 @@ impl Way {
     unsafe fn to_grid(
         &self,
         host: &dyn HostKernels,
-        [image, weight, grid]: [Shared<f32>; 3],
-        bias: Option<Shared<f32>>,
+        [image, weight, grid]: [SendPtr<f32>; 3],
+        bias: Option<SendPtr<f32>>,
     ) -> bool {
         // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
@@ -106,8 +106,8 @@ impl Way {
     unsafe fn to_image(
         &self,
         host: &dyn HostKernels,
-        [grid, weight, image]: [Shared<f32>; 3],
-        bias: Option<Shared<f32>>,
+        [grid, weight, image]: [SendPtr<f32>; 3],
+        bias: Option<SendPtr<f32>>,
     ) -> bool {
         // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
@@ -128,7 +128,7 @@ impl Way {
     /// # Safety
     /// The addresses are those of dense tensors with the sizes of the convolution, in the order that the algorithm
     /// computes on. During the call, nobody writes those that are read or uses the one that is written.
-    unsafe fn to_weight(&self, host: &dyn HostKernels, [image, grid, weight]: [Shared<f32>; 3]) -> bool {
+    unsafe fn to_weight(&self, host: &dyn HostKernels, [image, grid, weight]: [SendPtr<f32>; 3]) -> bool {
         // SAFETY: all algorithms keep the sizes of the convolution that this value was made for.
         unsafe {
             match self {
@@ -178,7 +178,7 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         true => [conv.n, conv.inputs, conv.size[0] * conv.size[1]],
         false => [conv.n, conv.outputs, conv.pixels()],
     };
-    let mut windows: SmallVec<[Window; 4]> = SmallVec::from_iter([grad, x, weight]);
+    let mut windows: SmallVec<[TensorGeometry; 4]> = SmallVec::from_iter([grad, x, weight]);
     let mut add = |number: usize| {
         let window = wanted(outputs, number)?;
         windows.extend(window.iter().cloned());

@@ -5,7 +5,7 @@
 
 use crate::kernels::conv::tile::{MAX_LANES, Shape};
 use crate::kernels::each_row;
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::vector::{MAX_LANES as BLOCK, Vector, with_vectors};
 use tandem_executor::host::HostKernels;
 
@@ -82,7 +82,7 @@ impl Panels {
     /// # Safety
     /// - `weight` has the sizes of this layout, and nobody writes it during the call.
     /// - `to` has room for `self.len()` floats, which nobody else uses.
-    pub(super) unsafe fn lay_out(&self, host: &dyn HostKernels, weight: Shared<f32>, to: Shared<f32>) {
+    pub(super) unsafe fn lay_out(&self, host: &dyn HostKernels, weight: SendPtr<f32>, to: SendPtr<f32>) {
         let (taps, patch) = (self.places.len(), self.places.len() * self.channels);
         let rows = if self.by_filter { patch.div_ceil(BLOCK) } else { self.filters };
         let (all, blocks) = (self.groups * self.filters * patch, self.blocks.len());

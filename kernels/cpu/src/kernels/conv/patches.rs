@@ -3,7 +3,7 @@
 
 use crate::kernels::conv::geometry::{Conv, matrix};
 use crate::kernels::each_row;
-use crate::kernels::kernel::Shared;
+use crate::kernels::kernel::SendPtr;
 use crate::kernels::matmul::multiply;
 use crate::kernels::scratch::with_scratch;
 use tandem_executor::host::HostKernels;
@@ -43,10 +43,10 @@ impl Conv {
     ///
     /// # Safety
     /// `x` points to the batch's images, which nobody writes during the call.
-    unsafe fn patches(&self, host: &dyn HostKernels, x: Shared<f32>, to: &mut [f32]) {
+    unsafe fn patches(&self, host: &dyn HostKernels, x: SendPtr<f32>, to: &mut [f32]) {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
         assert_eq!(to.len(), self.n * all);
-        let to = Shared(to.as_mut_ptr());
+        let to = SendPtr(to.as_mut_ptr());
         each_row(host, self.n, all * 4, &|begin, end| {
             for i in begin..end {
                 // SAFETY: `x` and `to` have the sizes of `n` images and their patches; the patches of an image are one
@@ -66,8 +66,8 @@ impl Conv {
         &self,
         host: &dyn HostKernels,
         patches: &[f32],
-        bias: Option<Shared<f32>>,
-        to: Shared<f32>,
+        bias: Option<SendPtr<f32>>,
+        to: SendPtr<f32>,
     ) {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
         each_row(host, self.n, all * 4, &|begin, end| {
@@ -116,10 +116,10 @@ fn fill_planes(to: &mut [f32], channels: usize, bias: Option<&[f32]>) {
 pub unsafe fn to_grid(
     conv: &Conv,
     host: &dyn HostKernels,
-    image: Shared<f32>,
-    weight: Shared<f32>,
-    bias: Option<Shared<f32>>,
-    grid: Shared<f32>,
+    image: SendPtr<f32>,
+    weight: SendPtr<f32>,
+    bias: Option<SendPtr<f32>>,
+    grid: SendPtr<f32>,
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
     let one = conv.pixels() == 1;
@@ -159,7 +159,7 @@ pub unsafe fn to_grid(
 ///
 /// # Safety
 /// `grid` points to the grids of all images of the batch, which nobody writes during the call.
-unsafe fn with_rows(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) -> bool) -> bool {
+unsafe fn with_rows(conv: &Conv, grid: SendPtr<f32>, with: impl FnOnce(*mut f32) -> bool) -> bool {
     if conv.pixels() == 1 {
         return with(grid.get());
     }
@@ -180,10 +180,10 @@ unsafe fn with_rows(conv: &Conv, grid: Shared<f32>, with: impl FnOnce(*mut f32) 
 pub unsafe fn to_image(
     conv: &Conv,
     host: &dyn HostKernels,
-    grid: Shared<f32>,
-    weight: Shared<f32>,
-    bias: Option<Shared<f32>>,
-    image: Shared<f32>,
+    grid: SendPtr<f32>,
+    weight: SendPtr<f32>,
+    bias: Option<SendPtr<f32>>,
+    image: SendPtr<f32>,
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
     let plain = conv.is_plain() && bias.is_none();
@@ -213,9 +213,9 @@ pub unsafe fn to_image(
 pub unsafe fn to_weight(
     conv: &Conv,
     host: &dyn HostKernels,
-    image: Shared<f32>,
-    grid: Shared<f32>,
-    weight: Shared<f32>,
+    image: SendPtr<f32>,
+    grid: SendPtr<f32>,
+    weight: SendPtr<f32>,
 ) -> bool {
     let (rows, patch, filters) = (conv.rows(), conv.patch(), conv.outputs);
     // SAFETY: `grid` has the batch's grids, as rows of `filters` elements in the closure, and `from` has `rows` rows of

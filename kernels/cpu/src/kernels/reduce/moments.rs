@@ -13,13 +13,17 @@ use crate::kernels::{contiguous, count, output};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
-use tandem_executor::ops::express::{Param, Window};
+use tandem_executor::ops::express::{Param, TensorGeometry};
 
 /// Maximum number of elements of a row, which one thread adds up.
 const LONGEST: usize = 1 << 16;
 
 /// Input and output of a reduction of rows, and the number and length of the rows.
-fn parts(call: &Call<'_>, outputs: &Outputs, dims: usize) -> Option<(Window, Window, [usize; 2])> {
+fn parts(
+    call: &Call<'_>,
+    outputs: &Outputs,
+    dims: usize,
+) -> Option<(TensorGeometry, TensorGeometry, [usize; 2])> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     let all: Vec<usize> = match call.args.get(dims)? {
         Arg::Ints(list) if !list.is_empty() => {
@@ -34,7 +38,7 @@ fn parts(call: &Call<'_>, outputs: &Outputs, dims: usize) -> Option<(Window, Win
 }
 
 fn reduced(
-    (x, y, [rows, n]): (Window, Window, [usize; 2]),
+    (x, y, [rows, n]): (TensorGeometry, TensorGeometry, [usize; 2]),
     param: Option<Param>,
     is_possible: fn(f64) -> bool,
     row: impl Fn(&[f32], f64, &mut f32) + Send + Sync + 'static,

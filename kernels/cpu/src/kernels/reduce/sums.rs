@@ -6,14 +6,14 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
 use crate::kernels::softmax::at;
 use crate::kernels::{accumulate, contiguous, count, each_row, is_contiguous, output};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
-use tandem_executor::ops::express::{Operand, Param, Window, fresh_window, operand};
+use tandem_executor::ops::express::{Operand, Param, TensorGeometry, new_geometry, operand};
 use tandem_executor::plan::{RowShape, RowSums};
 
 /// Number of elements of a block.
@@ -44,7 +44,11 @@ pub(in crate::kernels) fn dims(call: &Call<'_>, ndim: usize) -> Option<Vec<usize
 }
 
 /// The input, the output, `[outer, summed, inner]`, and the factor that sums are multiplied by.
-fn parts(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<(Window, Window, [usize; 3], f64)> {
+fn parts(
+    call: &Call<'_>,
+    outputs: &Outputs,
+    mean: bool,
+) -> Option<(TensorGeometry, TensorGeometry, [usize; 3], f64)> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
     if y.mem != Mem::F32 || x.sizes.contains(&0) {
         return None;
@@ -153,16 +157,17 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let n = *n as usize;
     let [OutSpec::List(m), outs @ ..] = &outputs.outs[..] else { return None };
     let window = |i: usize| match operand(call, 0, i)?.0 {
-        Operand::Window(w) if w.mem == Mem::F32 && is_contiguous(&w) => Some(w),
+        Operand::TensorGeometry(w) if w.mem == Mem::F32 && is_contiguous(&w) => Some(w),
         _ => None,
     };
     let out = |out: &OutSpec| match out {
-        OutSpec::Fresh { storage, meta, offset } => {
-            fresh_window(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && count(&w.sizes) == 1)
+        OutSpec::NewStorage { storage, meta, offset } => {
+            new_geometry(*storage, meta, *offset).filter(|w| w.mem == Mem::F32 && count(&w.sizes) == 1)
         }
         _ => None,
     };
-    let windows: Option<SmallVec<[Window; 4]>> = (0..n).map(window).chain(outs.iter().map(out)).collect();
+    let windows: Option<SmallVec<[TensorGeometry; 4]>> =
+        (0..n).map(window).chain(outs.iter().map(out)).collect();
     let windows = windows.filter(|windows| *m as usize == n && windows.len() == 2 * n)?;
     let sizes: Vec<usize> = windows[..n].iter().map(|w| count(&w.sizes)).collect();
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
@@ -190,7 +195,7 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64
         return block(0, n);
     }
     let mut sums: SmallVec<[f64; 64]> = SmallVec::from_elem(0.0, n.div_ceil(BLOCK));
-    let to = Shared(sums.as_mut_ptr());
+    let to = SendPtr(sums.as_mut_ptr());
     each_row(host, sums.len(), BLOCK, &|from, end| {
         // SAFETY: `from..end` is within the `sums.len()` elements, and ranges of different threads are disjoint.
         let sums = unsafe { to.slice(from, end - from) };
@@ -211,7 +216,7 @@ pub fn sum_rows(
     if rows == 1 {
         to[0] = (blocks(host, n, block) * by) as f32;
     } else {
-        let sums = Shared(to.as_mut_ptr());
+        let sums = SendPtr(to.as_mut_ptr());
         each_row(host, rows, n, &|begin, end| {
             // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are
             // disjoint.
@@ -235,7 +240,7 @@ pub fn short_sums(
     &RowShape { rows, n, by }: &RowShape,
     elements: &(dyn Fn(usize, usize, &mut Consumer<'_>) + Sync),
 ) {
-    let sums = Shared(to.as_mut_ptr());
+    let sums = SendPtr(to.as_mut_ptr());
     each_range(host, [rows, n], 1, &|begin, end| {
         // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are disjoint.
         let sums = unsafe { sums.slice(begin, end - begin) };
@@ -267,8 +272,8 @@ fn run_short_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) {
 /// `[outer, inner]`, which nobody else uses.
 pub(in crate::kernels) unsafe fn columns(
     host: &dyn HostKernels,
-    from: Shared<f32>,
-    to: Shared<f32>,
+    from: SendPtr<f32>,
+    to: SendPtr<f32>,
     [outer, summed, inner]: [usize; 3],
     by: f64,
 ) {
@@ -294,8 +299,8 @@ pub(in crate::kernels) unsafe fn columns(
 /// elements, which nobody else uses.
 pub(in crate::kernels) unsafe fn channel_sums(
     host: &dyn HostKernels,
-    from: Shared<f32>,
-    to: Shared<f32>,
+    from: SendPtr<f32>,
+    to: SendPtr<f32>,
     [outer, channels, n]: [usize; 3],
 ) {
     each_row(host, channels, outer * n, &|begin, end| {

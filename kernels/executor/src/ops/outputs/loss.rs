@@ -24,7 +24,7 @@ fn reduced(call: &Call<'_>, reduction: usize) -> Option<Outputs> {
 /// Like [`reduced`], for operators whose output's storage has room for all losses even if the output is one number.
 fn reduced_in_place(call: &Call<'_>, reduction: usize) -> Option<Outputs> {
     let mut outputs = reduced(call, reduction)?;
-    outputs.fresh[0] = tensor(call, 0)?.meta().extent_bytes(0);
+    outputs.new_storages[0] = tensor(call, 0)?.meta().extent_bytes(0);
     Some(outputs)
 }
 

@@ -58,7 +58,7 @@ impl OutputRule {
 /// Whether the size in bytes of each new tensor fits an `i64`. If it does not, PyTorch raises.
 pub fn have_sizes(outputs: &Outputs) -> bool {
     outputs.outs.iter().all(|out| match out {
-        OutSpec::Fresh { meta, .. } => {
+        OutSpec::NewStorage { meta, .. } => {
             let (item, dims) = (meta.dtype.size() as i64, meta.sizes().iter().zip(meta.strides()));
             let further = |last: i64, dim: (&i64, &i64)| last.checked_add((dim.0 - 1).checked_mul(*dim.1)?);
             let last =
@@ -123,8 +123,8 @@ pub(crate) fn new_tensors<'s>(dtype: Dtype, sizes: impl IntoIterator<Item = Opti
 fn push(outputs: &mut Outputs, meta: Option<TensorMeta>) {
     outputs.outs.push(match meta {
         Some(meta) => {
-            outputs.fresh.push(meta.extent_bytes(0));
-            OutSpec::Fresh { storage: outputs.fresh.len() as u16 - 1, meta, offset: 0 }
+            outputs.new_storages.push(meta.extent_bytes(0));
+            OutSpec::NewStorage { storage: outputs.new_storages.len() as u16 - 1, meta, offset: 0 }
         }
         None => OutSpec::Undefined,
     });

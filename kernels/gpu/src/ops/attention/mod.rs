@@ -34,9 +34,9 @@ pub fn dropping_forward(l: &mut Lowering<'_>) -> Option<()> {
 /// Computes the output and the rows' logsumexps.
 fn output(l: &mut Lowering<'_>, a: &Attention) -> Option<()> {
     let s = a.shape;
-    let out = l.fresh(&a.query.sizes, &preserved(&a.query), a.query.dtype)?;
+    let out = l.new_storage(&a.query.sizes, &preserved(&a.query), a.query.dtype)?;
     let order: Dims = [s.queries * s.heads, 1, s.heads].into_iter().collect();
-    let sums = l.fresh(&[s.batch, s.heads, s.queries], &order, Dtype::FLOAT32)?;
+    let sums = l.new_storage(&[s.batch, s.heads, s.queries], &order, Dtype::FLOAT32)?;
     match a.matrices(l) {
         Some(matrices) => matrices::forward(l, a, matrices, &out, &sums),
         None => tiles::forward(l, a, &out, &sums),
@@ -77,9 +77,9 @@ fn gradients(l: &mut Lowering<'_>, a: &Attention, given: [usize; 3]) -> Option<(
             None => [rows * heads * s.dim, s.dim, heads * s.dim, 1].into_iter().collect(),
         }
     };
-    let of_query = l.fresh(&a.query.sizes, &rows_first(s.heads, s.queries), a.query.dtype)?;
-    let of_key = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
-    let of_value = l.fresh(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
+    let of_query = l.new_storage(&a.query.sizes, &rows_first(s.heads, s.queries), a.query.dtype)?;
+    let of_key = l.new_storage(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
+    let of_value = l.new_storage(&a.key.sizes, &rows_first(s.shared, s.keys), a.query.dtype)?;
     let stats = statistics(l, s, &grad, &out, &saved)?;
     let given = Given { grad: &grad, stats: &stats };
     match a.matrices(l) {
@@ -108,7 +108,7 @@ fn statistics(
     let all: i64 = sizes.iter().product();
     let stats = l.temp(&[2, all], Dtype::FLOAT32)?;
     let mut k = Kernel::new("attention's statistics");
-    let (Source::Window(tg), Source::Window(to), Source::Window(ts)) =
+    let (Source::TensorGeometry(tg), Source::TensorGeometry(to), Source::TensorGeometry(ts)) =
         (l.read(&mut k, grad), l.read(&mut k, out), l.read(&mut k, saved))
     else {
         return None;

@@ -87,7 +87,7 @@ impl Text {
         let t = if written {
             l.write(&mut self.k, &x4)?
         } else {
-            let Source::Window(t) = l.read(&mut self.k, &x4) else { return None };
+            let Source::TensorGeometry(t) = l.read(&mut self.k, &x4) else { return None };
             t
         };
         let mut at = match t.offset {
@@ -213,7 +213,7 @@ impl Text {
     /// one counter (`philox_mask` in pybridge/cpp/aten/host_attention.cpp).
     fn dropout(&mut self, l: &Lowering<'_>, a: &Attention) -> Option<()> {
         let Some(Dropout { seed, probability }) = &a.dropout else { return Some(()) };
-        let Source::Window(t) = l.read(&mut self.k, seed) else { return None };
+        let Source::TensorGeometry(t) = l.read(&mut self.k, seed) else { return None };
         let b = t.buf;
         let at = if t.offset.is_some() { format!("w({})", self.k.words.len() - 1) } else { "0u".to_owned() };
         let word = self.k.words.len();

@@ -4,12 +4,12 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::strided::Copy;
 use crate::kernels::{MIDDLE, SMALL, contiguous, count, each_row, int, output, tensor};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ops::arguments::{dimension, ints};
-use tandem_executor::ops::express::Window;
+use tandem_executor::ops::express::TensorGeometry;
 use tandem_executor::shapes::Dims;
 
 /// Maximum number of boxes that a rolled tensor consists of.
@@ -23,12 +23,12 @@ struct Part {
 }
 
 /// The kernel that copies boxes of a tensor to its output.
-fn rearranged(from: Window, to: Window, parts: SmallVec<[Part; 2]>) -> Kernel {
+fn rearranged(from: TensorGeometry, to: TensorGeometry, parts: SmallVec<[Part; 2]>) -> Kernel {
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [from, to] = [0, 1].map(|w| data.of::<u8>(w));
         for part in &parts {
             let (from, to) =
-                (Shared(from.get().wrapping_offset(part.from)), Shared(to.get().wrapping_offset(part.to)));
+                (SendPtr(from.get().wrapping_offset(part.from)), SendPtr(to.get().wrapping_offset(part.to)));
             each_row(host, part.copy.runs(), (part.copy.run() / 4).max(4), &|begin, end| {
                 // SAFETY: the parts are inside both windows, which do not overlap; one thread alone copies each run.
                 unsafe { part.copy.carry_out(from.get(), to.get(), begin, end) };
@@ -40,7 +40,7 @@ fn rearranged(from: Window, to: Window, parts: SmallVec<[Part; 2]>) -> Kernel {
 }
 
 /// The input and the output, if they have the same number of dimensions and elements.
-fn ends(call: &Call<'_>, outputs: &Outputs) -> Option<(Window, Window)> {
+fn ends(call: &Call<'_>, outputs: &Outputs) -> Option<(TensorGeometry, TensorGeometry)> {
     let (from, to) = (tensor(call, 0)?, output(outputs)?);
     (from.mem == to.mem && from.sizes == to.sizes && !to.sizes.contains(&0)).then_some((from, to))
 }

@@ -4,18 +4,18 @@ use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
-use crate::kernels::kernel::{Addresses, Kernel, Shared};
+use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::strided::Copy;
 use crate::kernels::{count, dimension, each_row, int, output, tensor};
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
-use tandem_executor::ops::express::{Operand, Param, Window, fresh_window, operand};
+use tandem_executor::ops::express::{Operand, Param, TensorGeometry, new_geometry, operand};
 use tandem_executor::shapes::Dims;
 
 /// Outputs with undefined contents, for which nothing is computed.
 pub fn empty(_: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    let [OutSpec::Fresh { storage, meta, offset }] = &outputs.outs[..] else { return None };
-    let to = fresh_window(*storage, meta, *offset)?;
+    let [OutSpec::NewStorage { storage, meta, offset }] = &outputs.outs[..] else { return None };
+    let to = new_geometry(*storage, meta, *offset)?;
     Some(Kernel::new(smallvec![to], smallvec![], |_, _, _| true))
 }
 
@@ -30,7 +30,7 @@ struct Piece {
 
 impl Piece {
     /// A piece with these sizes and strides. It is copied to `to` from element `at` on, with the strides `steps`.
-    fn of(sizes: &[i64], strides: &[i64], to: &Window, at: i64, steps: &[i64]) -> Piece {
+    fn of(sizes: &[i64], strides: &[i64], to: &TensorGeometry, at: i64, steps: &[i64]) -> Piece {
         let bytes = i64::from(to.mem.size());
         Piece { copy: Copy::of(sizes, strides, steps, bytes), at: (at * bytes) as usize }
     }
@@ -40,7 +40,7 @@ impl Piece {
     /// # Safety
     /// - `from` points to the piece, and `to` to the output.
     /// - During the call, nobody else writes the piece or uses its part of the output.
-    unsafe fn put(&self, host: &dyn HostKernels, from: Shared<u8>, to: Shared<u8>) {
+    unsafe fn put(&self, host: &dyn HostKernels, from: SendPtr<u8>, to: SendPtr<u8>) {
         each_row(host, self.copy.runs(), (self.copy.run() / 4).max(STRIDED), &|begin, end| {
             // SAFETY: the runs are within the piece and its part of the output, and each is used by one thread alone.
             unsafe { self.copy.carry_out(from.get(), to.at(self.at), begin, end) };
@@ -50,7 +50,7 @@ impl Piece {
 
 /// Returns the sizes and strides of a part, with the dimensions of the whole. The part may lack `dim`. In the other
 /// dimensions, it must have the sizes of the whole.
-fn along_dimension(part: &Window, whole: &Window, dim: usize) -> Option<(Dims, Dims)> {
+fn along_dimension(part: &TensorGeometry, whole: &TensorGeometry, dim: usize) -> Option<(Dims, Dims)> {
     let (mut sizes, mut strides) = (part.sizes.clone(), part.strides.clone());
     if sizes.len() + 1 == whole.sizes.len() {
         sizes.insert(dim, 1);
@@ -67,10 +67,10 @@ pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let dim = dimension(call, 1, to.sizes.len())?;
     let Some(Arg::Tensors(n)) = call.args.first() else { return None };
     let window = |i: usize| match operand(call, 0, i)?.0 {
-        Operand::Window(w) if w.mem == to.mem => Some(w),
+        Operand::TensorGeometry(w) if w.mem == to.mem => Some(w),
         _ => None,
     };
-    let windows: Option<SmallVec<[Window; 4]>> = (0..*n as usize).map(window).collect();
+    let windows: Option<SmallVec<[TensorGeometry; 4]>> = (0..*n as usize).map(window).collect();
     let mut windows = windows?;
     let (mut pieces, mut along): (Vec<Piece>, i64) = (Vec::new(), 0);
     for window in &windows {
@@ -96,7 +96,7 @@ pub fn join(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 const LINE: usize = 64;
 
 /// A window in an output that is filled with zeros or with a number first.
-fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Option<Kernel> {
+fn among(window: TensorGeometry, to: TensorGeometry, piece: Piece, value: Option<Param>) -> Option<Kernel> {
     if window.mem != to.mem || (value.is_some() && to.mem != Mem::F32) {
         return None;
     }
@@ -111,7 +111,7 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
             unsafe {
                 match value.to_bits() {
                     0 => to.at(begin).write_bytes(0, end - begin),
-                    _ => Shared(to.at(begin).cast::<f32>()).slice(0, (end - begin) / 4).fill(value),
+                    _ => SendPtr(to.at(begin).cast::<f32>()).slice(0, (end - begin) / 4).fill(value),
                 }
             }
         });
@@ -125,7 +125,7 @@ fn among(window: Window, to: Window, piece: Piece, value: Option<Param>) -> Opti
 }
 
 /// The kernel that writes zeros, and the gradient at every `step`-th position of a dimension from `start` on.
-fn within(grad: Window, to: Window, dim: usize, start: i64, step: i64) -> Option<Kernel> {
+fn within(grad: TensorGeometry, to: TensorGeometry, dim: usize, start: i64, step: i64) -> Option<Kernel> {
     let (sizes, strides) = along_dimension(&grad, &to, dim)?;
     if sizes[dim] > 0 && start + (sizes[dim] - 1) * step >= to.sizes[dim] {
         return None;

@@ -129,7 +129,7 @@ fn join_group(l: &mut Lowering<'_>, out: &Operand, dim: usize, start: i64, group
             let inside = here.ge(&first).and(here.lt(&end));
             coords[dim] = &here - &first;
             value = match source {
-                Source::Window(t) => {
+                Source::TensorGeometry(t) => {
                     let default = E::lit(t.mem.ty(), 0.0);
                     let loaded = k.load_if(t, &coords, inside.clone(), default).cast(out.mem.ty());
                     inside.select(loaded, value)
@@ -158,7 +158,7 @@ pub fn block_diag(l: &mut Lowering<'_>) -> Option<()> {
     let tensors: Option<Vec<Operand>> = tensors.iter().map(matrix).collect();
     let tensors = tensors?;
     let sizes = [tensors.iter().map(|t| t.sizes[0]).sum(), tensors.iter().map(|t| t.sizes[1]).sum()];
-    let out = l.fresh(&sizes, &dense(&sizes), dtype)?;
+    let out = l.new_storage(&sizes, &dense(&sizes), dtype)?;
     l.clear(&out);
     let (out, tensors) = as_bits(&out, &tensors);
     let (mut row, mut column) = (0, 0);
