@@ -565,6 +565,15 @@ extern "C" fn tt_device_count() -> i32 {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn tt_is_cpu() -> i32 {
+    static IS_CPU: OnceLock<bool> = OnceLock::new();
+    let known = IS_CPU.get().copied();
+    let is_cpu =
+        known.unwrap_or_else(|| with_executor(&lock(), |executor| executor.get().device().name() == "cpu"));
+    i32::from(*IS_CPU.get_or_init(|| is_cpu))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn tt_storage_at(address: *mut c_void) -> *mut c_void {
     lock().storages().at_address(address as u64).map_or(std::ptr::null_mut(), context_of)
 }

@@ -126,7 +126,8 @@ unsafe impl HostKernels for Shim {
         let mut outs = TtOuts { outs: std::ptr::null(), n_outs: 0, resized: std::ptr::null(), n_resized: 0 };
         // SAFETY: the records point into `call`, whose objects are alive; the outputs are read before `ttc_clear`.
         unsafe {
-            let status = ttc_call(call.op.0, records.args().as_ptr(), records.args().len(), &raw mut outs);
+            let (args, grad_mode) = (records.args(), i32::from(call.grad_enabled));
+            let status = ttc_call(call.op.0, args.as_ptr(), args.len(), grad_mode, &raw mut outs);
             RECORDS.set(records);
             items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
             items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch_tandem
+from functions import data, replayed
 from torch import nn
 
 # If an audit finds a difference, a call was replayed wrongly.
@@ -480,3 +481,49 @@ def test_objects_that_a_call_replaces_by_equal_ones(what):
         kept.append(given_default.__defaults__ if what == "defaults" else holder.value)
     assert len({id(value) for value in kept}) == 20
     assert "changes" in step.reason()
+
+
+def test_objects_of_another_call_are_compared_too():
+    """A call with two objects is of another kind than one with the first object alone."""
+
+    class Scale:
+        def __init__(self, value):
+            self.value = value
+
+    scales = [Scale(1)]
+    step = torch_tandem.function(lambda x, scales: x * (2 if scales[-1].value > 1 else 3))
+    for i in range(40):
+        if i == 10:
+            scales.append(Scale(1))
+        if i == 30:
+            scales[-1].value = 2
+        x = data(3, seed=i)
+        assert torch.equal(step(x.to("tandem"), scales).cpu(), x * (2 if scales[-1].value > 1 else 3))
+    replayed(step, 5)
+
+
+class Frozen:
+    __slots__ = ("value",)
+
+
+WRITES_BY_NAME = {
+    "constant": lambda target, name: object.__setattr__(target, "value", 3),
+    "variable": lambda target, name: object.__setattr__(target, name, 3),
+    "of the object": lambda target, name: target.__setattr__(name, 3),
+    "computed": lambda target, name: object.__setattr__(target, "val" + name[3:], 3),
+    "method": lambda target, name: [object.__setattr__][0](target, name, 3),
+}
+
+
+@pytest.mark.parametrize("way", WRITES_BY_NAME)
+@pytest.mark.parametrize("kind", [Frozen, type("Plain", (), {})])
+def test_attributes_that_methods_in_c_write_by_name(way, kind):
+    """The profiling hook does not show calls of `object.__setattr__`."""
+    target = kind()
+    target.value = 3
+    step = torch_tandem.function(lambda x: (x * 2, WRITES_BY_NAME[way](target, "value"))[0])
+    for i in range(40):
+        if i % 10 == 9:
+            target.value = 1
+        step(data(3, seed=i).to("tandem"))
+        assert target.value == 3

@@ -173,6 +173,8 @@ TT(int32_t, tt_dispatch, uint32_t op, uint8_t device, const TtArg* args, size_t 
 // has exactly the size of `room`, the elements are copied to `room`, and `outs` must not be read.
 TT(int32_t, tt_fetch, uint32_t op, uint8_t device, const TtArg* args, size_t n_args, TtHostBuffer* room, TtOuts* outs);
 TT(int32_t, tt_device_count);
+// Whether the cpu executor computes. Opens the executor if that has not happened.
+TT(int32_t, tt_is_cpu);
 // Creates a storage of `nbytes` uninitialized bytes on a device and returns its context, or null with a pending
 // exception. `address` receives an address in a reserved range without access rights.
 TT(void*, tt_storage_new, uint64_t nbytes, uint8_t device, void** address);
@@ -366,9 +368,9 @@ TT_EXPORT int32_t ttc_observe_calls(int32_t on);
 // The calling thread's current device. The device exists.
 TT_EXPORT int32_t ttc_current_device();
 TT_EXPORT void ttc_set_device(int32_t device);
-// Calls the CPU kernel of `op`. The pointers in `outs` are valid until ttc_clear on the same thread.
+// Calls the CPU kernel of `op` in this grad mode. The pointers in `outs` are valid until ttc_clear on the same thread.
 // Outputs that are not tensors are stored in the thread's host_values() for the functor that issued the op.
-TT_EXPORT int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, TtOuts* outs);
+TT_EXPORT int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, int32_t grad_mode, TtOuts* outs);
 // Drops the tensors of this thread's latest ttc_call.
 TT_EXPORT void ttc_clear();
 // A buffer is a c10::StorageImpl in host memory.

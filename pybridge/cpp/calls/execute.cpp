@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
@@ -230,7 +231,7 @@ void describe_all_resized(const c10::FunctionSchema& schema, const TtArg* args, 
   }
 }
 
-void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
+void call(uint32_t op, const TtArg* args, size_t n, bool grad_mode, TtOuts* outs) {
   const PoolGuard pool;
   auto& r = results();
   r.values.clear(), r.inputs.clear(), r.first.clear(), r.outs.clear(), r.resized.clear();
@@ -242,7 +243,9 @@ void call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
   }
   const auto list = written_list(schema, args, n);
   try {
-    auto guard = below_autograd(/*counted=*/list >= 0);
+    const auto guard = below_autograd(/*counted=*/list >= 0);
+    // Some kernels ask for the mode: oneDNN's recurrent layer saves values for the backward pass.
+    const c10::AutoGradMode grad(grad_mode);
     handle.callBoxed(r.values);
   } catch (...) {
     auto& written = written_before_failure();
@@ -278,9 +281,9 @@ using namespace tandem;
 
 extern "C" {
 
-int32_t ttc_call(uint32_t op, const TtArg* args, size_t n, TtOuts* outs) {
+int32_t ttc_call(uint32_t op, const TtArg* args, size_t n, int32_t grad_mode, TtOuts* outs) {
   return or_kept(int32_t{TT_RAISE}, [&] {
-    call(op, args, n, outs);
+    call(op, args, n, grad_mode != 0, outs);
     return int32_t{TT_OK};
   });
 }

@@ -62,6 +62,7 @@ Modes Modes::now() {
           context.deterministicAlgorithmsWarnOnly(),
           context.deterministicFillUninitializedMemory(),
           at::SavedTensorDefaultHooks::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(),
+          context.userEnabledMkldnn(),
           at::autocast::get_autocast_dtype(kTandem),
           c10::get_default_dtype_as_scalartype(),
           at::get_num_threads()};
@@ -70,7 +71,7 @@ Modes Modes::now() {
 bool Modes::operator==(const Modes& other) const {
   return included == other.included && excluded == other.excluded && grad == other.grad &&
          inference == other.inference && deterministic == other.deterministic && warn_only == other.warn_only &&
-         fills == other.fills && hooks == other.hooks && autocast == other.autocast &&
+         fills == other.fills && hooks == other.hooks && onednn == other.onednn && autocast == other.autocast &&
          default_dtype == other.default_dtype && threads == other.threads;
 }
 

@@ -30,7 +30,7 @@ struct Modes {
   bool operator==(const Modes& other) const;
 
   c10::DispatchKeySet included, excluded;
-  bool grad, inference, deterministic, warn_only, fills, hooks;
+  bool grad, inference, deterministic, warn_only, fills, hooks, onednn;
   c10::ScalarType autocast, default_dtype;
   int32_t threads;
 };

@@ -159,6 +159,7 @@ pub fn with_op<'r>(
 ) {
     let mut call = Call::blank(declared.key.op);
     call.device = declared.key.device;
+    call.grad_enabled = declared.key.modes >> 63 == 1;
     call.default_dtype = Dtype((declared.key.modes >> 56) as u8 & 0x7f);
     let hosts = &run.hosts[cursor.hosts..];
     cursor.fill(&mut call, declared, variant, run);

@@ -14,6 +14,9 @@ _DYNAMIC = frozenset(
     }
 )  # fmt: skip
 _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
+# Methods in C that change an attribute by its name. The profiling hook does not show their calls.
+_WRITERS = frozenset({"__setattr__", "__delattr__"})
+_OWNERS_OF_WRITERS = frozenset({"object", "type", "__dataclass_builtins_object__"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _ATTRIBUTES = frozenset(
     {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
@@ -71,7 +74,8 @@ def _reads(code: types.CodeType) -> Reads:
     receivers: set[str | None] = set()
     first = code.co_varnames[0] if code.co_argcount and not code.co_name.startswith("<") else "self"
     receiver: list[object] = [None, None]
-    for instruction in dis.get_instructions(code):
+    every = list(dis.get_instructions(code))
+    for at, instruction in enumerate(every):
         operation, name = instruction.opname, instruction.argval
         if operation in _NO_OPERATION:
             # The compiler pushes a null beside a function that is called: before the function, and since
@@ -79,7 +83,10 @@ def _reads(code: types.CodeType) -> Reads:
             follows_null |= operation == "PUSH_NULL"
             is_called |= operation == "PUSH_NULL"
             continue
-        if operation in _ATTRIBUTES and name in _DYNAMIC:
+        is_unnamed = name in _DYNAMIC or (
+            name in _WRITERS and not _has_constant_name(every[at + 1 :], receiver[1] in _OWNERS_OF_WRITERS)
+        )
+        if operation in _ATTRIBUTES and is_unnamed:
             is_super = operation == "LOAD_SUPER_ATTR" or receiver[0] == "super"
             receivers.add(first if is_super or receiver[1] == first else None)
         is_variable = operation in _VARIABLES or operation in _GLOBALS
@@ -107,22 +114,58 @@ def _reads(code: types.CodeType) -> Reads:
         constants = [*constants[-1:], name] if operation == "LOAD_CONST" else constants
         follows_null = False
     names = attributes.union(*chains)
-    is_dynamic = bool(names & (_DYNAMIC | _BY_NAME))
+    has_strings = bool(names & (_DYNAMIC | _BY_NAME | _WRITERS))
     strings = {text for text in code.co_consts if isinstance(text, str) and text.isidentifier()}
+    is_dynamic = bool(names & _DYNAMIC or receivers)
     is_own = receivers == {first} and not _DYNAMIC.intersection(*chains, ())
     return Reads(
         frozenset(chains),
         frozenset(passed),
         frozenset(attributes),
         frozenset(imports),
-        is_matching or (bool(names & _DYNAMIC) and not is_own),
-        frozenset(strings if is_dynamic else ()),
+        is_matching or (is_dynamic and not is_own),
+        frozenset(strings if has_strings else ()),
         first if is_own else None,
         has_modulo,
     )
 
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST_CHECK")
+
+
+def _has_constant_name(after: list[dis.Instruction], is_unbound: bool) -> bool:
+    """Whether the name in a call of a writer is a constant. `after` are the instructions after its load.
+
+    The name is the first argument, or the second one if the function is `is_unbound`. In this case, the first
+    argument has to be a variable.
+    """
+    operations = (i for i in after if i.opname not in _NO_OPERATION)
+    for instruction in operations:
+        is_variable = instruction.opname in _VARIABLES or instruction.opname in _GLOBALS
+        if not (is_unbound and is_variable):
+            is_text = instruction.opname == "LOAD_CONST" and type(instruction.argval) is str
+            return is_text and _is_argument(after[after.index(instruction) + 1 :])
+        is_unbound = False
+    return False
+
+
+def _is_argument(after: list[dis.Instruction]) -> bool:
+    """Whether a value on the stack is an argument of a call, and no operand.
+
+    `after` are the instructions after its load.
+    """
+    depth = 1  # of the value and of those above it
+    for instruction in after:
+        name = instruction.opname
+        effect = dis.stack_effect(instruction.opcode, instruction.arg)
+        is_load = name.startswith("LOAD_") and name not in _ATTRIBUTES
+        is_marker = name in ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL", "KW_NAMES")
+        # An instruction that takes values replaces them by one at most.
+        takes = 0 if is_load or is_marker else max(1 - effect, 1)
+        if takes >= depth:
+            return name in ("PRECALL", "CALL", "CALL_KW")
+        depth += effect
+    return False
 
 
 def second_argument(frame: types.FrameType) -> object:

@@ -72,8 +72,9 @@ class State:
     values: list[Value] = field(default_factory=list)
     # The reason for which the state cannot be compared; empty if it can.
     refusal: str = ""
-    # The version of the function's world when the state was listed.
+    # The version of the function's world when the state was listed, and the number of the call's objects.
     version: int = 0
+    objects: int = 0
     # The ids of code objects whose functions the walk has met.
     explained: set[int] = field(default_factory=set)
     # The classes whose members are listed, by the ids of the dicts of their members.
@@ -86,7 +87,7 @@ class State:
 
     def holds(self, objects: list) -> bool:
         """Whether the state is unchanged for a call with these objects as arguments."""
-        if self.refusal:
+        if self.refusal or len(objects) != self.objects:
             return False
         if self._holds is None:
             self._holds = self.check(set())

@@ -667,6 +667,7 @@ def _prepare_names(walk: _Walk) -> None:
 def state_of(function: Callable, objects: list, world: World) -> State:
     """List the state that a call of a function with these objects as arguments could read."""
     walk = _Walk(world)
+    walk.state.objects = len(objects)
     try:
         with torch._C.DisableTorchFunction():
             _prepare_names(walk)
