@@ -108,6 +108,14 @@ def layer(kind, *shape, **options):
     return program
 
 
+def packed_lstm(device):
+    torch.manual_seed(1)
+    model = nn.LSTM(4, 5).to(device)
+    for step in range(STEPS):
+        x = nn.utils.rnn.pack_padded_sequence(data(6, 3, 4, seed=step).to(device), torch.tensor([6, 4, 2]))
+        yield model(x)[0].data.detach()
+
+
 def under_autocast(device):
     for step in range(STEPS):
         x = data(8, 8, seed=step).to(device)
@@ -141,7 +149,7 @@ def masked_encoder(device):
 CHOICES = {
     "`torch.optim` with neither `foreach` nor `fused`": [optimized(torch.optim.Adam)],
     "`AveragedModel` without a function": [averaged],
-    "`nn.LSTM`": [layer(nn.LSTM, 6, 3, 4), layer(nn.LSTM, 6, 3, 4, proj_size=2)],
+    "`nn.LSTM`, packed or with projections": [packed_lstm, layer(nn.LSTM, 6, 3, 4, proj_size=2)],
     "`nn.GRU`": [layer(nn.GRU, 6, 3, 4)],
     "`nn.RNN`": [layer(nn.RNN, 6, 3, 4)],
     "`nn.LSTMCell` and `nn.GRUCell`": [layer(nn.LSTMCell, 3, 4), layer(nn.GRUCell, 3, 4)],

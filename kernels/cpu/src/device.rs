@@ -326,9 +326,7 @@ fn resized_bytes(call: &Call<'_>, variant: &Variant, id: StorageId) -> u64 {
 
 /// A call with the same arguments and operands.
 fn copy_of<'c>(call: &Call<'c>) -> Call<'c> {
-    let mut copy = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
-    (copy.default_dtype, copy.numbers_fit) = (call.default_dtype, call.numbers_fit);
-    copy
+    Call { args: call.args.clone(), inputs: call.inputs.clone(), ..*call }
 }
 
 type Ids = SmallVec<[StorageId; 4]>;

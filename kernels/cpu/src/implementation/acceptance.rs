@@ -49,10 +49,10 @@ pub fn is_accepted(call: &Call<'_>, outputs: &Outputs, host: &'static dyn HostKe
         (dense(&sizes), sizes)
     };
     let shapes: Vec<(Dims, Dims)> = call.inputs.iter().map(shape).collect();
-    let mut small = Call::blank(call.op);
+    let (grad_enabled, default_dtype) = (call.grad_enabled, call.default_dtype);
+    let mut small = Call { grad_enabled, default_dtype, ..Call::blank(call.op) };
     small.args.extend(call.args.iter().cloned());
     small.inputs.extend(call.inputs.iter().cloned());
-    small.default_dtype = call.default_dtype;
     let mut tensors: SmallVec<[Buffer; 4]> = SmallVec::new();
     for (input, (strides, sizes)) in small.inputs.iter_mut().zip(&shapes) {
         let by_value = matches!(input.place, Place::Absent | Place::Inline(_));

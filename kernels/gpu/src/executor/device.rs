@@ -621,13 +621,13 @@ impl Immediate for GpuDevice {
         &mut self,
         call: &Call<'_>,
         location: LocationId,
-        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+        name_new: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
         if call.numbers_fit
             && let Some(lowered) = self.lower_call(call)
         {
             let new_storages: SmallVec<[StorageId; 4]> =
-                lowered.outputs.new_storages.iter().map(|n| name_fresh(*n)).collect();
+                lowered.outputs.new_storages.iter().map(|n| name_new(*n)).collect();
             match self.run_native(call, location, &lowered, &new_storages, &Given::default()) {
                 Ok(()) => return Ok(lowered.outputs.clone()),
                 Err(Refused::Host) => {
@@ -641,7 +641,7 @@ impl Immediate for GpuDevice {
                 }
             }
         }
-        let outputs = self.run_host_naming(call, location, name_fresh);
+        let outputs = self.run_host_naming(call, location, name_new);
         if let Err(CallFailure::Poisoned(failure)) = &outputs {
             self.seen(failure);
         }

@@ -121,7 +121,7 @@ impl Immediate for Devices {
         &mut self,
         call: &Call<'_>,
         location: LocationId,
-        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+        name_new: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
         let mut here = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..*call };
         let mut parts = SmallVec::new();
@@ -129,7 +129,7 @@ impl Immediate for Devices {
             Ok(_) => {
                 let homes = &mut self.homes;
                 self.all[usize::from(call.device)].call(&here, location, &mut |nbytes| {
-                    let id = name_fresh(nbytes);
+                    let id = name_new(nbytes);
                     settle(homes, id, call.device);
                     id
                 })

@@ -42,19 +42,18 @@ impl GpuDevice {
         Ok(outputs)
     }
 
-    /// Runs a call on the host and returns its outputs. `name_fresh` returns the id for each new storage.
+    /// Runs a call on the host and returns its outputs. `name_new` returns the id for each new storage.
     pub(super) fn run_host_naming(
         &mut self,
         call: &Call<'_>,
         location: LocationId,
-        name_fresh: &mut dyn FnMut(u64) -> StorageId,
+        name_new: &mut dyn FnMut(u64) -> StorageId,
     ) -> Result<Outputs, CallFailure> {
         self.stream.watched = None;
         let operator = self.op(call.op).operator;
         let writes = &operator.writes;
         let written = written_inputs(call, writes, operator.traits.hidden_writes);
-        let mut resolved =
-            Call { args: call.args.clone(), inputs: call.inputs.clone(), ..Call::blank(call.op) };
+        let mut resolved = Call { args: call.args.clone(), inputs: call.inputs.clone(), ..*call };
         // Host copies of parts of storages. They have to live until the call has finished.
         let mut parts: SmallVec<[Buffer; 2]> = SmallVec::new();
         for i in 0..call.inputs.len() {
@@ -108,7 +107,7 @@ impl GpuDevice {
             || call.inputs.iter().any(|i| matches!(i.place, Place::Host(_))) && writes.first() == Some(&true);
         self.op(call.op).hosted += u64::from(!fetch);
         for (buffer, nbytes) in made.into_iter().zip(&outputs.new_storages) {
-            self.storages.set_host(name_fresh(*nbytes), buffer, *nbytes, &mut self.stream);
+            self.storages.set_host(name_new(*nbytes), buffer, *nbytes, &mut self.stream);
         }
         Ok(outputs)
     }
