@@ -156,11 +156,17 @@ size_t Argument::first_on(const at::Tensor& t, at::TensorList all) {
   return i;
 }
 
+size_t Argument::first_same(const at::Tensor& t, at::TensorList all) {
+  size_t i = 0;
+  while (!all[i].is_same(t)) i++;
+  return i;
+}
+
 bool Argument::equals(const Argument& other, bool reads_gradients) const {
   return defined == other.defined && window == other.window && requires_grad == other.requires_grad &&
          is_leaf == other.is_leaf && is_inference == other.is_inference &&
          (!reads_gradients || gradient.defined == other.gradient.defined) && hooks == other.hooks &&
-         first == other.first && distance == other.distance;
+         first == other.first && distance == other.distance && same == other.same;
 }
 
 bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const {
@@ -170,8 +176,8 @@ bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradi
   if (t.is_inference() != is_inference) return false;
   if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
-  // The first argument on the storage must be the recorded one.
-  return first == 0 || first_on(t, all) == first;
+  // The first argument on the storage, and the first that is the same tensor, must be the recorded ones.
+  return (first == 0 || first_on(t, all) == first) && (!same || first_same(t, all) == *same);
 }
 
 bool Argument::is_unchanged(const at::Tensor& t) const {

@@ -88,6 +88,8 @@ struct Argument {
 
   // The number of the first argument on the storage of `t`. `t` is an argument itself.
   static size_t first_on(const at::Tensor& t, at::TensorList all);
+  // The number of the first argument that is `t`.
+  static size_t first_same(const at::Tensor& t, at::TensorList all);
 
   // Whether the call has not changed the argument's metadata.
   bool is_unchanged(const at::Tensor& t) const;
@@ -105,6 +107,8 @@ struct Argument {
   // The first argument on the same storage, and the distance from its offset in elements.
   size_t first;
   int64_t distance;
+  // The first argument that is the same tensor. Not set for a backward pass, which runs no code of the program.
+  std::optional<size_t> same;
 };
 
 // A storage that existed before the call.

@@ -283,6 +283,8 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, std::vector
 Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before, bool reads_gradients)
     : Recorder(arguments, reached, std::vector<void*>()) {
   call_.reads_gradients = reads_gradients;
+  for (size_t i = 0; i < arguments.size(); i++)
+    if (arguments[i].defined()) call_.arguments[i].same = Argument::first_same(arguments[i], arguments);
   const auto has_hooks = [](const Argument& argument) { return argument.hooks > 0; };
   if (std::any_of(call_.arguments.begin(), call_.arguments.end(), has_hooks))
     refuse("an argument has hooks. Register them in the function, on what it computes");

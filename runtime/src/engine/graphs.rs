@@ -32,8 +32,8 @@ pub(super) struct Graphs {
     symbolic: SymbolicGraph,
     /// Ops of this iteration.
     trace: Trace,
-    /// Number of ops of this iteration whose path the TraceGraph already has, because the symbolic graph was generated
-    /// within the iteration.
+    /// Number of ops of this iteration that are in the TraceGraph already. It is 0 unless the symbolic graph was
+    /// generated within the iteration.
     told: usize,
     /// Number of nodes that the executor knows, including the start.
     declared: usize,

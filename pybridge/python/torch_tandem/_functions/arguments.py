@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree
 
+from torch_tandem import _core
+
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -22,6 +24,7 @@ VALUES = frozenset(
 )
 
 _FLOATS = (float, complex)
+_attributes_of = _core.attributes_of
 
 
 class Arguments(NamedTuple):
@@ -49,6 +52,8 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
         if kind in TENSORS:
             tensors.append(value)
             key.append(value.shape)
+            if _attributes_of(value):
+                key.append("attributes")
         elif kind in VALUES:
             key.append(kind)
             # Text tells 0.0 from -0.0, and equals itself for a NaN.
@@ -66,6 +71,8 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         key.extend((value.shape,) if kind in TENSORS else (kind, value.shape))
+        if _attributes_of(value):
+            key.append("attributes")
     elif kind in VALUES:
         key.extend((kind, repr(value) if kind in _FLOATS else value))
     elif kind is list or kind is tuple:

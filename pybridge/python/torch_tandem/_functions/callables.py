@@ -98,6 +98,15 @@ _HOST_READERS = frozenset(
         "_make_subclass", "__setstate__", "share_memory_",
     ]
 )
+# Methods of tensors whose results depend on more than what a replay compares of an argument: its address, its
+# storage and its offset there, and whether it is a view.
+_UNCOMPARED = frozenset(
+    [
+        "data_ptr", "mutable_data_ptr", "const_data_ptr", "untyped_storage", "_typed_storage", "storage",
+        "storage_offset", "sym_storage_offset", "is_set_to", "_is_view", "_is_alias_of", "__hash__",
+        "_use_count", "_storage",
+    ]
+)
 # PyTorch's C functions whose results depend on more than tensors, arguments and the settings that are
 # compared.
 _UNKNOWN_TORCH = frozenset(
@@ -156,7 +165,7 @@ def finding(function: Any) -> int:
     if (module := module_of(function)) is not None:
         return _of_module(module, name)
     if isinstance(owner, torch.Tensor):
-        if owner.device.type == "cpu" and name in _HOST_READERS:
+        if name in _UNCOMPARED or (owner.device.type == "cpu" and name in _HOST_READERS):
             return Finding.UNKNOWN
         return Finding.PURE
     kind = owner if isinstance(owner, type) else type(owner)

@@ -18,20 +18,21 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch_tandem._functions import bytecode, callables
+from torch_tandem._functions import bytecode, callables, settings
 from torch_tandem._functions.callables import Finding
 from torch_tandem._program.tracebacks import PACKAGE
 
 # Files whose code need not be observed: the import system, `typing`, and this package.
 _KNOWN_FILES = ("<frozen importlib", sys.modules["typing"].__file__, PACKAGE)
 _TORCH = os.path.dirname(sys.modules["torch"].__file__) + os.sep
+# The file of functions that read how much memory is in use, which depends on what the executor has done.
+_MEMORY = os.path.join(PACKAGE, "memory.py")
 # Attributes of tensors that operators change and that are not compared.
-_UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn"})
+_UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn", "_base", "retains_grad"})
+_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _LIBRARIES = (
-    "<",
-    PACKAGE,
-    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-)
+    "<", PACKAGE, *_STANDARD, *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")}
+)  # fmt: skip
 # Callbacks by which the standard library's weak containers remove dead entries. They run at any time and are
 # no part of a call.
 _REMOVALS = frozenset(
@@ -71,6 +72,8 @@ class World:
         self.reader = ""
         # Whether the current call is the first one or imports a module, so that its code is not kept.
         self.is_first = True
+        # PyTorch's settings that the code reads or changes by C functions, by name.
+        self.settings: dict[str, settings.Setting] = {}
         # C functions without effects: those that cannot read a float, and those that may.
         self._pure: set[Any] = set()
         self._readers: set[Any] = set()
@@ -138,10 +141,13 @@ class World:
         """Note a call of a C function."""
         if function.__name__ in _BY_NAME and function.__self__ is builtins:
             return self._add_name(frame)
+        if function is id:
+            return self._add_identity(frame)
         key = _key(function)
         if key in self._pure:
             return
         if key not in self._readers:
+            self._add_settings(function)
             found = callables.finding(function)
             if found == Finding.PURE:
                 (self._readers if callables.reads_floats(function) else self._pure).add(key)
@@ -162,6 +168,28 @@ class World:
         elif not frame.f_code.co_filename.startswith(_TORCH) and not self.is_dynamic:
             self.is_dynamic = True
             self.version += 1
+
+    def _add_identity(self, frame: types.FrameType) -> None:
+        """Note that a frame asks for an object's address. The addresses of arguments are not compared."""
+        if not frame.f_code.co_filename.startswith((_TORCH, *_STANDARD)):
+            self.refusals[
+                f"it calls id at {_place(frame)}, and addresses are not compared. Compare objects by `is`"
+            ] = None
+
+    def add_use_of_memory(self, frame: types.FrameType) -> None:
+        self.refusals[
+            f"it calls {frame.f_code.co_name} at {_place(frame)}, which depends on how much memory is in "
+            "use. Call it outside of the function"
+        ] = None
+
+    def _add_settings(self, function: Any) -> None:
+        """Note the settings that a C function of one of PyTorch's modules reads or changes."""
+        module = callables.module_of(function)
+        if module is not None and (module == "torch" or module.startswith("torch._C")):
+            for setting in settings.of_call(function.__name__, function):
+                if setting.name not in self.settings:
+                    self.settings[setting.name] = setting
+                    self.version += 1
 
     def add_name(self, name: str) -> None:
         if name not in self.names:
@@ -257,6 +285,8 @@ class Observed:
                 return
             if event == "call":
                 code = frame.f_code
+                if code.co_filename == _MEMORY:
+                    world.add_use_of_memory(frame)
                 if (
                     id(code) not in codes
                     and not code.co_filename.startswith(_KNOWN_FILES)
@@ -268,22 +298,26 @@ class Observed:
 
         global observing
         observing = threading.get_ident()
-        gc.callbacks.append(self._note_collection)
+        # Callbacks of other libraries that run between these two are no part of the call.
+        gc.callbacks.insert(0, self._note_start)
+        gc.callbacks.append(self._note_stop)
         sys.setprofile(profile)
 
-    def _note_collection(self, phase: str, info: dict[str, Any]) -> None:
-        """Note that the garbage collector starts or stops.
+    def _note_start(self, phase: str, info: dict[str, Any]) -> None:
+        """Note that the garbage collector starts. Finalizers that run meanwhile are not the call's code."""
+        if phase == "start" and threading.get_ident() == observing:
+            self._is_collecting = True
 
-        Finalizers that run meanwhile are not the call's code.
-        """
-        if threading.get_ident() == observing:
-            self._is_collecting = phase == "start"
+    def _note_stop(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "stop" and threading.get_ident() == observing:
+            self._is_collecting = False
 
     def __exit__(self, *exception: object) -> None:
         global observing
         sys.setprofile(None)
-        with contextlib.suppress(ValueError):  # the call has removed the callback
-            gc.callbacks.remove(self._note_collection)
+        for callback in (self._note_start, self._note_stop):
+            with contextlib.suppress(ValueError):  # the call has removed the callback
+                gc.callbacks.remove(callback)
         observing = 0
         world = self._world
         world.is_settled = not world.is_first and world.version == self._version

@@ -33,6 +33,7 @@ from torch_tandem import _core
 from torch_tandem._functions import bytecode, callables
 from torch_tandem._functions.numbers import Number
 from torch_tandem._functions.observe import World, is_librarys
+from torch_tandem._functions.settings import Setting
 from torch_tandem._functions.state import IMMUTABLE, State, Value
 
 # Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
@@ -152,6 +153,7 @@ class _Walk:
         self.names = world.attributes()
         self.classes: set[type] = set()
         self.dicts: dict[int, int] = {}
+        self.has_decimal = False
         # Modules that code uses as values, so that it may read their members under any name.
         self.escaped: list[types.ModuleType] = []
 
@@ -222,6 +224,18 @@ class _Walk:
         """List an object to which the check holds a reference, and return its number."""
         known = self.met.get(id(value))
         return known if known is not None else self.add("r", -1, value, label, ("r", id(value)), value)
+
+    def uses_decimal(self, kind: type) -> None:
+        """List the context of decimal numbers if a type is theirs: it has their precision."""
+        if issubclass(kind, decimal.Decimal) and not self.has_decimal:
+            self.has_decimal = True
+            self.setting(Setting("decimal.getcontext()", lambda _: repr(decimal.getcontext())))
+
+    def setting(self, setting: Setting) -> None:
+        """List a setting of PyTorch."""
+        at = self.root("", setting.argument)
+        value = setting.read(setting.argument)
+        self.add("c", at, setting.read, setting.name, ("setting", setting.name), value)
 
     def space(self, label: str, namespace: dict) -> int:
         """List a dict of which single keys are looked up, and return its number."""
@@ -336,6 +350,7 @@ class _Walk:
             return self.numpys(at, value)
         elif _is_spelt(kind):
             self.call(at, _spelt, _spelt(value))
+            self.uses_decimal(kind)
         elif issubclass(kind, (bool, int, float, complex, str, bytes)):
             self.call(at, _of_base, _of_base(value))
         elif issubclass(kind, BaseException):
@@ -482,6 +497,7 @@ class _Walk:
     def class_of(self, at: int, value: type) -> None:
         """List the members of a class and of its bases that code names or that are code which ran."""
         if not _is_pythons(value):
+            self.uses_decimal(value)
             if not callables.is_known_type(value):
                 raise Unknown(
                     f"{self.state.label(at)} is a type of {value.__module__}, whose objects cannot be "
@@ -678,6 +694,8 @@ def state_of(function: Callable, objects: list, world: World) -> State:
                 walk.globals_of(code, namespace)
             for found in list(world.functions.values()):
                 walk.root(found.__qualname__, found)
+            for setting in list(world.settings.values()):
+                walk.setting(setting)
             walk.run()
     except Unknown as unknown:
         walk.state.refusal = str(unknown)

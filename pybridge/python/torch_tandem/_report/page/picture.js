@@ -200,7 +200,7 @@ class Picture {
     const item = this.hit(event.offsetX, event.offsetY);
     if (!item || item.kind === "root") return this.select(null);
     this.select(item);
-    // An open box closes at its title only: clicks into it mean what it holds.
+    // An open box closes by a click on its title. Clicks elsewhere in the box are for its contents.
     const inTitle = event.offsetY < item.top * this.view.k + this.view.y + Math.max(TITLE * this.view.k, 16);
     if (!item.open || inTitle) this.toggle(item);
     return undefined;
