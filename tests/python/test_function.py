@@ -15,6 +15,7 @@ import torch_tandem
 from functions import REFERENCE, batches, both, data, mlp, replayed, same, trainer
 from torch import nn
 from torch.nn import functional as F
+from torch_tandem._functions import observe
 
 # If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
@@ -324,6 +325,50 @@ def test_autocast_and_grad_mode():
     eager, ours, [step] = both(program, reference="tandem")
     same(eager, ours)
     replayed(step, 15)
+
+
+def interrupted(call, lines):
+    """Call a function, and raise KeyboardInterrupt when this many lines of Tandem's code have run.
+
+    Returns whether so many lines have run.
+    """
+    left = lines
+
+    def trace(frame, event, _):
+        nonlocal left
+        if "torch_tandem" not in frame.f_code.co_filename:
+            return None
+        left -= event == "line"
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", range(3))
+def test_an_interrupt_anywhere_in_a_recorded_call(number):
+    """The call with this number is interrupted at each line of Tandem's code."""
+    x, line, is_interrupted = torch.ones(3, device="tandem"), 0, True
+    weight = torch.ones(3, device="tandem", requires_grad=True)
+    while is_interrupted:
+        line += 1
+        step = torch_tandem.function(lambda x: (x * weight).tanh())
+        for _ in range(number):
+            step(x)
+        is_interrupted = interrupted(lambda step=step: step(x), line)
+        assert torch.ops.torch_tandem.may_record(), line
+        assert sys.getprofile() is None and observe.observing == 0, line
+        assert torch.equal(step(x), x.tanh()), line
+    assert line > 100
 
 
 def test_an_exception_inside():

@@ -269,6 +269,7 @@ class Observed:
 
     def __init__(self, world: World) -> None:
         self._world, self._version = world, world.version
+        self._is_active = False
         # Whether the garbage collector is running on the observed thread.
         self._is_collecting = False
         self._before = (
@@ -297,6 +298,7 @@ class Observed:
                 add_call(function, frame)
 
         global observing
+        self._is_active = True
         observing = threading.get_ident()
         # Callbacks of other libraries that run between these two are no part of the call.
         gc.callbacks.insert(0, self._note_start)
@@ -312,13 +314,20 @@ class Observed:
         if phase == "stop" and threading.get_ident() == observing:
             self._is_collecting = False
 
-    def __exit__(self, *exception: object) -> None:
+    def end(self) -> None:
+        """End the observation, if that has not happened: an interrupt may arrive within `__exit__`."""
         global observing
+        if not self._is_active:
+            return
         sys.setprofile(None)
         for callback in (self._note_start, self._note_stop):
             with contextlib.suppress(ValueError):  # the call has removed the callback
                 gc.callbacks.remove(callback)
         observing = 0
+        self._is_active = False
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
         world = self._world
         world.is_settled = not world.is_first and world.version == self._version
         if world.is_first:

@@ -3,7 +3,6 @@
 import random
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +41,20 @@ class Run(NamedTuple):
     result: Any
     recorded: Recorded | None
     refusal: Refusal | None
+
+
+class _Open:
+    """A recording that has begun. It ends with this object at the latest: interrupts arrive anywhere."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def cancel(self) -> None:
+        if self.is_open:
+            _ops.cancel_recording()
+            self.is_open = False
+
+    __del__ = cancel
 
 
 class Recorder:
@@ -85,16 +98,15 @@ class Recorder:
         self._open = state
         containers = state.containers(arguments.objects)
         draws = _random_states()
-        is_open = True
+        reads_gradients = self.is_proven or self.world.may_read("grad")
+        opened = _Open()
         try:
-            # `record` is within the `try`, so that an interrupt in this operator also ends the recording.
-            reads_gradients = self.is_proven or self.world.may_read("grad")
             if not _ops.record(arguments.tensors, state.tensors(), recordings.last, reads_gradients):
-                is_open = False
+                opened.is_open = False
                 return None
             result = self._observed(args, kwargs, arguments, followed)
             if self._open is None:  # the program has swapped tensors meanwhile
-                is_open = False
+                opened.is_open = False
                 return Run(result, None, None)
             leaves, spec = _pytree.tree_flatten(result)
             # A tensor that occurs twice in the returned structure is one result.
@@ -115,11 +127,10 @@ class Recorder:
             attaches = not (self.is_proven or unknown or written or changes)
             attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self.world)
             recording, attached = _ops.end_recording(tensors, attaches)
-            is_open = False
+            opened.is_open = False
         finally:
             self._open = None
-            if is_open:
-                _ops.cancel_recording()
+            opened.cancel()
         recordings.keep(recording)
         holes = {key: Hole(i) for i, key in enumerate(results)}
         constants = [holes.get(id(leaf), leaf) for leaf in leaves]
@@ -145,14 +156,20 @@ class Recorder:
             self._open = None
 
     def _observed(self, args: tuple, kwargs: dict, arguments: Arguments, followed: Followed | None) -> Any:
-        observed = nullcontext() if self.is_proven else Observed(self.world)
-        if followed is None:
-            with observed:
-                return self._function(*args, **kwargs)
-        with followed.given(args, kwargs, arguments.objects) as (given, named):
-            with observed:
-                result = self._function(*given, **named)
-            return followed.without_numbers(result)
+        """Run the function and observe its code."""
+        if self.is_proven:
+            return self._function(*args, **kwargs)
+        observed = Observed(self.world)
+        try:
+            if followed is None:
+                with observed:
+                    return self._function(*args, **kwargs)
+            with followed.given(args, kwargs, arguments.objects) as (given, named):
+                with observed:
+                    result = self._function(*given, **named)
+                return followed.without_numbers(result)
+        finally:
+            observed.end()
 
     def _state(self, arguments: Arguments) -> State:
         """Return the state that a call can read. It is listed anew only if the last list is outdated."""
