@@ -86,16 +86,20 @@ def test_a_gradient_that_itself_requires_grad():
     assert step.cache_info().hits >= 8, step.reason()
 
 
-def test_captured_memory_that_becomes_a_gradients():
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_captured_memory_that_becomes_a_gradients(is_argument):
     weight = torch.nn.Parameter(torch.ones(3, device="tandem"))
     captured = torch.ones(3, device="tandem")
-    step = torch_tandem.function(lambda x: x * captured + weight.detach(), audit=2)
+    if is_argument:
+        call = torch_tandem.function(lambda x, weight: x * captured + weight.detach(), audit=2)
+    else:
+        call = torch_tandem.function(lambda x, _: x * captured + weight.detach(), audit=2)
     for i in range(30):
         if i == 13:
             weight.grad = captured
         x = data(3, seed=i)
-        assert torch.equal(step(x.to("tandem")).cpu(), x + 1)
-    replayed(step, 4)
+        assert torch.equal(call(x.to("tandem"), weight if is_argument else None).cpu(), x + 1)
+    replayed(call, 4)
 
 
 def test_calls_from_code_that_dynamo_compiles_are_no_audits():

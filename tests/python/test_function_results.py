@@ -125,3 +125,18 @@ def test_a_view_that_was_made_without_grad_mode_reports_its_base(is_leaf):
         _, row = step(x if is_leaf else x * 1)
         assert row.requires_grad and row.is_leaf
     assert step.cache_info().hits >= 8, step.reason()
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_versions_of_gradients_that_are_views_of_what_is_written(is_argument):
+    base = torch.zeros(6, device="tandem")
+    weight = torch.nn.Parameter(torch.ones(3, device="tandem"))
+    weight.grad = base[:3]
+    if is_argument:
+        step = torch_tandem.function(lambda x, weight: (base.add_(x), weight.detach() + weight.grad)[1])
+    else:
+        step = torch_tandem.function(lambda x, _: (base.add_(x), weight.detach() + weight.grad)[1])
+    for i in range(20):
+        before = base._version
+        step(torch.ones(1, device="tandem"), weight if is_argument else None)
+        assert base._version == weight.grad._version == before + 1, i

@@ -705,6 +705,13 @@ Surroundings Recorder::surroundings(const TtRecorded& in_rust) const {
 }
 
 void Recorder::find_gradients(const TtRecorded& in_rust) {
+  // Version counters whose writes are counted already: gradients may be views of other tensors.
+  ska::flat_hash_set<const void*> counted;
+  for (size_t i = 0; i < arguments_.size(); i++)
+    if (call_.argument_writes[i] > 0)
+      counted.insert(counter_of(arguments_[i].unsafeGetTensorImpl()->version_counter()));
+  for (size_t i = 0; i < call_.watched.size(); i++)
+    if (call_.watched_writes[i] > 0) counted.insert(counter_of(call_.watched[i].version));
   const auto look = [&](bool is_argument, size_t leaf, const at::Tensor& t, const Gradient& before) {
     const auto& grad = t.grad();
     if (!grad.defined() && !before.defined) return;
@@ -712,7 +719,8 @@ void Recorder::find_gradients(const TtRecorded& in_rust) {
     const bool is_new = gradient && gradient->kind == Result::kKept;
     if (!is_new && grad.defined() && before.defined && identity(grad) == before.context) {
       const auto writes = version_of(grad) - before.version;
-      if (writes > 0) call_.written_gradients.push_back({is_argument, leaf, writes});
+      if (writes > 0 && counted.insert(counter_of(grad.unsafeGetTensorImpl()->version_counter())).second)
+        call_.written_gradients.push_back({is_argument, leaf, writes});
       return;
     }
     if (!gradient) return refuse("a gradient is a tensor that the call neither made nor was given");

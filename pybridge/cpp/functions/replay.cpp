@@ -148,10 +148,12 @@ bool Replay::shares_memory(bool is_audit) {
   if (std::any_of(gradients.begin(), gradients.end(), is_owned)) return true;
   // If a gradient that the call does not use were on a captured storage, the recorder would take the storage for the
   // gradient's.
-  for (const auto& t : watched_)
-    if ((call_->reads_gradients || is_audit) && t.defined() && t.is_leaf() && t.grad().defined() &&
-        is_owned(identity(t.grad())))
-      return true;
+  const auto has_owned_gradient = [&](const at::Tensor& t) {
+    return t.defined() && t.is_leaf() && t.grad().defined() && is_owned(identity(t.grad()));
+  };
+  if ((call_->reads_gradients || is_audit) && std::any_of(watched_.begin(), watched_.end(), has_owned_gradient))
+    return true;
+  if (is_audit && std::any_of(arguments_.begin(), arguments_.end(), has_owned_gradient)) return true;
   const auto is_saved = [&](void* context) {
     return std::any_of(saved_.begin(), saved_.end(), [&](const auto& storage) {
       return storage && storage->mutable_data_ptr().get_context() == context;
