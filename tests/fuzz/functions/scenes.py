@@ -61,6 +61,17 @@ VARYING = (
     "y = y * statistics.fmean([a{n}, 1.0])", "y = y + torch.linspace(0, a{n}, 3, device=device)", "y = y * torch.full((), a{n}).item()", "y = y * (2.0 if isinstance(a{n}, float) else 3.0)", "y = y * getattr(a{n}, 'real')",
 )  # fmt: skip
 
+# Settings of PyTorch and of Python's libraries that C functions hold: how they are read and set, and two values.
+SETTINGS = (
+    ("torch.backends.cudnn.benchmark", "torch.backends.cudnn.benchmark = {}", ("False", "True")),
+    ("torch.backends.cuda.matmul.allow_tf32", "torch.backends.cuda.matmul.allow_tf32 = {}", ("False", "True")),
+    ("torch.get_float32_matmul_precision()", "torch.set_float32_matmul_precision({})", ("'highest'", "'high'")),
+    ("torch.is_warn_always_enabled()", "torch.set_warn_always({})", ("False", "True")),
+    ("torch.is_autocast_cache_enabled()", "torch.set_autocast_cache_enabled({})", ("True", "False")),
+    ("torch.get_autocast_dtype('cpu')", "torch.set_autocast_dtype('cpu', {})", ("torch.bfloat16", "torch.float16")),
+    ("len(str(Decimal(1) / Decimal(3))) - 2", "decimal.getcontext().prec = {}", ("28", "5")),
+)  # fmt: skip
+
 SCENES = [
     _module("Linear", "nn.Linear(3, 3)", "m{n}.bias = None", "m{n}.weight = nn.Parameter(m{n}.weight.detach() * 2)", "torch.nn.utils.parametrizations.weight_norm(m{n})", "__import__('torch.nn.utils.prune').nn.utils.prune.random_unstructured(m{n}, 'weight', 1)", "del m{n}.bias; m{n}.bias = None", rate=2),
     _module("BatchNorm1d", "nn.BatchNorm1d(3)", "m{n}.momentum = 0.5", "m{n}.eps = 0.5", "m{n}.reset_running_stats()", "m{n}.track_running_stats = False", "m{n}.running_mean = m{n}.running_mean * 1 + 1", rate=2),
@@ -160,6 +171,23 @@ SCENES = [
     Scene("settings", "", ("y = y + torch.ones(3, device=device).to(torch.get_default_dtype()).sum().float()", "y = y + torch.tensor(1.5).to(device).float()", "y = (y + torch.tensor([0.1]).to(device)).float()", "y = y * 2 if torch.is_grad_enabled() else y", "y = y @ torch.ones(3, 3, device=device)", "y = y + torch.zeros(3).to(device)"),
           ("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)", "torch.use_deterministic_algorithms(True)", "torch.set_num_threads(2)", "torch.set_default_device(device)", "torch.set_default_device(None)",
            "restored(mode_on(lambda y: y * 3))", "torch.set_float32_matmul_precision('medium')", "torch.autograd.set_detect_anomaly(True)", "torch.set_autocast_enabled('cpu', True)", "torch.utils.deterministic.fill_uninitialized_memory = False", "restored(torch.overrides.BaseTorchFunctionMode().__enter__ and (lambda: None))"), ("torch.get_default_dtype()",), rate=2),
+    # What C functions answer: settings, and properties of an argument.
+    *[
+        Scene("setting", "", (f"y = y * (2 if {getter} == {values[0]} else 3)", f"y = y * 2; {setter.format(values[1])}", f"y = y * (2 if {getter} == {values[1]} else 3); {setter.format(values[0])}"), tuple(setter.format(value) for value in values), (getter,))
+        for getter, setter, values in SETTINGS
+    ],
+    *[
+        Scene(
+            "question", "c{n} = data(40 + {n}, 3); d{n} = {{id(c{n}): 3.0}}; e{n} = {{c{n}: 3.0}}; k{n} = 0; s{n} = 2.0",
+            (
+                "y = y * (3 if a{n} is c{n} else 2)", "y = y * (3 if any(a{n} is z for z in [c{n}]) else 2)", "y = y * d{n}.get(id(a{n}), 2.0)", "y = y * e{n}.get(a{n}, 2.0)", "y = y * (3 if a{n} is x else 2)",
+                "y = y * (3 if a{n}.data_ptr() == c{n}.data_ptr() else 2)", "y = y * (2 + a{n}.storage_offset())", "y = y * a{n}.untyped_storage().nbytes()", "y = y * (3 if a{n}._is_view() else 2)", "y = y * (3 if a{n}._base is None else 2)",
+                "y = y * getattr(a{n}, 'scale', 2.0)", "y = y * (3 if a{n}.is_leaf else 2)", "y = y * (3 if a{n}.grad is None else 2)", "y = y * (3 if a{n}.is_set_to(c{n}) else 2)", "y = y * (2 + a{n}._version)", "y = y * (3 if a{n}.is_contiguous() else 2)",
+            ),
+            ("k{n} = 1", "k{n} = 0", "c{n} = full(1.0)", "d{n}.clear()", "c{n}.scale = 3.0"), ("c{n}",), argument,
+        )
+        for argument in ("[full(1.0), c{n}][k{n}]", "(c{n} if i % 9 == 8 else full(1.0))", "(c{n} if i % 9 == 8 else c{n}[:])", "data(i, 2, 3)[(i % 9 == 8) * 1]", "(full(1.0) if i % 9 < 7 else with_scale(full(1.0)))", "(x if i % 9 == 8 else full(1.0))", "[full(1.0), full(1.0).requires_grad_() * 1][k{n}].detach()")
+    ],
     # A number that varies in each call.
     Scene("number that varies", "", ("y = y * a{n}", "y = y + a{n}", "y = y * 2 if a{n} % 2 else y"), (), (), "i"),
     Scene("float that varies", "", VARYING, (), (), "0.37 + 0.11 * i"),

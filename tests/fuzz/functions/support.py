@@ -8,6 +8,7 @@ import contextlib
 import copy
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import io
@@ -475,6 +476,11 @@ def stepped(closure):
 # --- Changes ------------------------------------------------------------------------------------------------
 
 
+def with_scale(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.scale = 3.0
+    return tensor
+
+
 def halve(module):
     with torch.no_grad():
         for parameter in module.parameters():
@@ -542,6 +548,12 @@ def end() -> None:
     torch.set_float32_matmul_precision("highest")
     torch.autograd.set_detect_anomaly(False)
     torch.set_autocast_enabled("cpu", False)
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.set_autocast_cache_enabled(True)
+    torch.set_warn_always(False)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    decimal.getcontext().prec = 28
     torch.utils.deterministic.fill_uninitialized_memory = True
     for name in [name for name in os.environ if name.startswith("FUZZ")]:
         del os.environ[name]
