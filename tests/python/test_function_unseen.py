@@ -139,10 +139,7 @@ SETTINGS = {
         lambda: torch.get_autocast_dtype("cpu"), lambda dtype: torch.set_autocast_dtype("cpu", dtype),
         torch.bfloat16, torch.float16,
     ),
-    "benchmark": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda value: setattr(torch.backends.cudnn, "benchmark", value), False, True,
-    ),
+    "benchmark": (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark, False, True),
     "decimal precision": (
         lambda: str(decimal.Decimal(1) / decimal.Decimal(3)),
         lambda digits: setattr(decimal.getcontext(), "prec", digits), 28, 3,
