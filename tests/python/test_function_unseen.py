@@ -132,7 +132,8 @@ SETTINGS = {
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", "high"),
     "warnings": (torch.is_warn_always_enabled, torch.set_warn_always, False, True),
     "threads of autograd": (
-        torch._C._is_multithreading_enabled, torch.autograd.set_multithreading_enabled, True, False,
+        torch._C._is_multithreading_enabled, torch.autograd.set_multithreading_enabled,
+        torch._C._is_multithreading_enabled(), not torch._C._is_multithreading_enabled(),
     ),
     "cache of autocast": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True, False),
     "dtype of autocast": (
