@@ -286,6 +286,13 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recor
   for (size_t i = 0; i < arguments.size(); i++)
     if (arguments[i].defined()) call_.arguments[i].same = Argument::first_same(arguments[i], arguments);
   const auto has_hooks = [](const Argument& argument) { return argument.hooks > 0; };
+  const auto is_reached = [&](const at::Tensor& t) {
+    return t.defined() &&
+           std::any_of(reached.begin(), reached.end(), [&](const auto& other) { return other.is_same(t); });
+  };
+  // A replay does not compare an argument with the tensors that the function reaches by names.
+  if (std::any_of(arguments.begin(), arguments.end(), is_reached))
+    refuse("an argument is a tensor that the function also reaches otherwise. Pass a copy (clone())");
   if (std::any_of(call_.arguments.begin(), call_.arguments.end(), has_hooks))
     refuse("an argument has hooks. Register them in the function, on what it computes");
   // Leaves are watched from the beginning, because their gradients are now those before the call. When the call first
