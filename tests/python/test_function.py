@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch_tandem._functions import observe
 
+from tests.fuzz.functions.interrupts import interrupted
+
 # If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
 
@@ -325,32 +327,6 @@ def test_autocast_and_grad_mode():
     eager, ours, [step] = both(program, reference="tandem")
     same(eager, ours)
     replayed(step, 15)
-
-
-def interrupted(call, lines):
-    """Call a function, and raise KeyboardInterrupt when this many lines of Tandem's code have run.
-
-    Returns whether so many lines have run.
-    """
-    left = lines
-
-    def trace(frame, event, _):
-        nonlocal left
-        if "torch_tandem" not in frame.f_code.co_filename:
-            return None
-        left -= event == "line"
-        if left == 0:
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return left <= 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

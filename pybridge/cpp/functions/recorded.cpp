@@ -156,8 +156,8 @@ size_t Argument::first_on(const at::Tensor& t, at::TensorList all) {
   return i;
 }
 
-size_t Argument::first_same(const at::Tensor& t, at::TensorList all) {
-  size_t i = 0;
+size_t Argument::first_same(const at::Tensor& t, at::TensorList all, size_t first) {
+  size_t i = first;
   while (!all[i].is_same(t)) i++;
   return i;
 }
@@ -177,7 +177,7 @@ bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradi
   if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
   // The first argument on the storage, and the first that is the same tensor, must be the recorded ones.
-  return (first == 0 || first_on(t, all) == first) && (!same || first_same(t, all) == *same);
+  return (first == 0 || first_on(t, all) == first) && (!same || first_same(t, all, first) == *same);
 }
 
 bool Argument::is_unchanged(const at::Tensor& t) const {

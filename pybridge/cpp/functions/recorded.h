@@ -88,8 +88,8 @@ struct Argument {
 
   // The number of the first argument on the storage of `t`. `t` is an argument itself.
   static size_t first_on(const at::Tensor& t, at::TensorList all);
-  // The number of the first argument that is `t`.
-  static size_t first_same(const at::Tensor& t, at::TensorList all);
+  // The number of the first argument that is `t`. `first` is the first one on its storage.
+  static size_t first_same(const at::Tensor& t, at::TensorList all, size_t first);
 
   // Whether the call has not changed the argument's metadata.
   bool is_unchanged(const at::Tensor& t) const;

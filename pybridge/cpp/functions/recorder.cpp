@@ -284,7 +284,7 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recor
     : Recorder(arguments, reached, std::vector<void*>()) {
   call_.reads_gradients = reads_gradients;
   for (size_t i = 0; i < arguments.size(); i++)
-    if (arguments[i].defined()) call_.arguments[i].same = Argument::first_same(arguments[i], arguments);
+    if (auto& a = call_.arguments[i]; a.defined) a.same = Argument::first_same(arguments[i], arguments, a.first);
   const auto has_hooks = [](const Argument& argument) { return argument.hooks > 0; };
   const auto is_reached = [&](const at::Tensor& t) {
     return t.defined() &&

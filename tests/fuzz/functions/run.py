@@ -24,7 +24,7 @@ import torch_tandem
 from torch_tandem._functions.function import all_functions
 from torch_tandem._functions.types import CacheInfo
 
-from tests.fuzz.functions import support, tally
+from tests.fuzz.functions import interrupts, support, tally
 from tests.fuzz.run import plain
 
 MODULE = "fuzzed_program"
@@ -91,24 +91,9 @@ class Run:
         """
         if self.is_plain:
             return
-        left = 5 + 7 * i
-
-        def trace(frame: types.FrameType, event: str, _: Any) -> Any:
-            nonlocal left
-            if "torch_tandem" not in frame.f_code.co_filename:
-                return None
-            left -= event == "line"
-            if left == 0:
-                raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            call()
-        except (KeyboardInterrupt, Exception):
-            pass  # plain Python does not make the call, so its errors are not compared
-        finally:
-            sys.settrace(None)
+        # Plain Python does not make the call, so its errors are not compared.
+        with contextlib.suppress(Exception):
+            interrupts.interrupted(call, 5 + 7 * i)
 
 
 # Names of the values that are shown of a tensor.

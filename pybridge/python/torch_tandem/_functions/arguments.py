@@ -18,7 +18,15 @@ class _Varies:
         return "a number"
 
 
+class _HasAttributes:
+    """Mark in a key after a tensor that has attributes of its own."""
+
+    def __repr__(self) -> str:
+        return "with attributes"
+
+
 VARIES = _Varies()
+HAS_ATTRIBUTES = _HasAttributes()
 VALUES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, _Varies}
 )
@@ -53,7 +61,7 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
             tensors.append(value)
             key.append(value.shape)
             if _attributes_of(value):
-                key.append("attributes")
+                key.append(HAS_ATTRIBUTES)
         elif kind in VALUES:
             key.append(kind)
             # Text tells 0.0 from -0.0, and equals itself for a NaN.
@@ -72,7 +80,7 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
         tensors.append(value)
         key.extend((value.shape,) if kind in TENSORS else (kind, value.shape))
         if _attributes_of(value):
-            key.append("attributes")
+            key.append(HAS_ATTRIBUTES)
     elif kind in VALUES:
         key.extend((kind, repr(value) if kind in _FLOATS else value))
     elif kind is list or kind is tuple:

@@ -30,9 +30,9 @@ _MEMORY = os.path.join(PACKAGE, "memory.py")
 # Attributes of tensors that operators change and that are not compared.
 _UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn", "_base", "retains_grad"})
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_LIBRARIES = (
-    "<", PACKAGE, *_STANDARD, *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")}
-)  # fmt: skip
+# Without a virtual environment, this folder is within the standard library's.
+_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+_LIBRARIES = ("<", PACKAGE, *_STANDARD, *_PACKAGES)
 # Callbacks by which the standard library's weak containers remove dead entries. They run at any time and are
 # no part of a call.
 _REMOVALS = frozenset(
@@ -171,7 +171,9 @@ class World:
 
     def _add_identity(self, frame: types.FrameType) -> None:
         """Note that a frame asks for an object's address. The addresses of arguments are not compared."""
-        if not frame.f_code.co_filename.startswith((_TORCH, *_STANDARD)):
+        file = frame.f_code.co_filename
+        is_standard = file.startswith(_STANDARD) and not file.startswith(_PACKAGES)
+        if not (is_standard or file.startswith(_TORCH)):
             self.refusals[
                 f"it calls id at {_place(frame)}, and addresses are not compared. Compare objects by `is`"
             ] = None
