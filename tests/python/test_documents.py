@@ -276,7 +276,8 @@ dist.init_process_group()
 try:
     step(torch.ones(3))
 except RuntimeError as error:
-    print(error)
+    # With unbuffered output, `print` writes the line's end apart, and lines of two ranks would run together.
+    print(f"{error}\\n", end="")
 """
 LIBRARY = """
 import torch, torch_tandem
