@@ -276,8 +276,7 @@ dist.init_process_group()
 try:
     step(torch.ones(3))
 except RuntimeError as error:
-    # With unbuffered output, `print` writes the line's end apart, and lines of two ranks would run together.
-    print(f"{error}\\n", end="")
+    print(error)
 """
 LIBRARY = """
 import torch, torch_tandem
@@ -358,7 +357,9 @@ def test_tandem_run(text, folder):
 @pytest.mark.parametrize("text", of_tandem("launch"))
 def test_tandem_launch(text, folder):
     words = list(COMMANDS[text].words[1:])
-    done = forked.run(["-m", "torch_tandem", *words], cwd=folder / "ranks")
+    # With unbuffered output, `print` writes the end of a line apart, and lines of two ranks run together.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = forked.run(["-m", "torch_tandem", *words], env=env, cwd=folder / "ranks")
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"loss \d+\.\d{3}\n", done.stdout)) == 2, done.stdout
     if "--report" in words:
