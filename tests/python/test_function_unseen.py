@@ -6,12 +6,16 @@ Each case doubles or triples its argument by an answer that a few calls change.
 
 import contextlib
 import decimal
+import importlib
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch_tandem
 from functions import data
 from torch import nn
+from torch_tandem._functions import torch_callables
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:.*an audit found")]
 # Numbers of the calls for which the answer is another one. The calls before are replayed if they can be.
@@ -199,3 +203,58 @@ def test_memory_that_is_in_use():
         x = data(3, seed=i)
         assert torch.equal(step(x.to("tandem")).cpu(), x * (3.0 if kept else 2.0)), i
     assert "how much memory is in use" in step.reason()
+
+
+# Questions whose answers are compared by nothing, so that no call that asks them is replayed.
+UNKNOWN = {
+    "hash of a tensor": lambda x: x * (hash(x) % 7),
+    "hash of a tuple": lambda x: x * (hash((1, x)) % 7),
+    "number of references": lambda x: x * x._use_count(),
+    "a host generator": lambda x: (x * 2, HOST.manual_seed(1))[0],
+    "denormal numbers": lambda x: (x * 2, torch.set_flush_denormal(False))[0],
+    "what PyTorch was built with": lambda x: x * len(torch.__config__.show()),
+    "dispatch keys": lambda x: x * torch._C._dispatch_keys(x).raw_repr(),
+    "operators of the compiler": lambda x: x * len(torch._C._jit_get_all_schemas()),
+}
+HOST = torch.Generator()
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known(name):
+    step = torch_tandem.function(UNKNOWN[name])
+    for i in range(20):
+        step(row(i, "tandem"))
+    assert step.cache_info().hits == 0
+    assert step.reason().startswith("it calls "), step.reason()
+
+
+def test_settings_of_numpy():
+    def step(x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return x * (2.0 if np.float32(1) / np.subtract(np.float32(1), np.float32(1)) > 0 else 4.0)
+            except FloatingPointError:
+                return x * 3.0
+
+    step = torch_tandem.function(step)
+    for i in range(60):
+        x = data(3, seed=i)
+        with np.errstate(divide="raise" if i in OTHER else "ignore"):
+            assert torch.equal(step(x.to("tandem")).cpu(), x * (3.0 if i in OTHER else 2.0)), i
+
+
+def test_names_in_the_table_of_pytorchs_functions():
+    """A misspelt name would refuse what the table means to allow."""
+    missing = [
+        f"{module}.{name}"
+        for module, names in torch_callables._FUNCTIONS.items()
+        for name in names
+        if not hasattr(importlib.import_module(module), name) and name not in METHODS_OF_PYBIND
+    ]
+    missing += [name for name in torch_callables._METHODS_OF_TENSORS if not hasattr(torch.Tensor, name)]
+    assert not missing
+
+
+# Methods of pybind11's types, which name the module that defines the type.
+METHODS_OF_PYBIND = ("_is_view_op", "from_raw_repr", "get", "has", "has_default_value", "unpack")

@@ -69,6 +69,8 @@ SETTINGS = (
     ("torch.is_warn_always_enabled()", "torch.set_warn_always({})", ("False", "True")),
     ("torch.is_autocast_cache_enabled()", "torch.set_autocast_cache_enabled({})", ("True", "False")),
     ("torch.get_autocast_dtype('cpu')", "torch.set_autocast_dtype('cpu', {})", ("torch.bfloat16", "torch.float16")),
+    ("len(np.array2string(np.float32([1 / 3]))) - 4", "np.set_printoptions(precision={})", ("8", "3")),
+    ("np.geterr()['divide']", "np.seterr(divide={})", ("'warn'", "'ignore'")),
     ("len(str(Decimal(1) / Decimal(3))) - 2", "decimal.getcontext().prec = {}", ("28", "5")),
 )  # fmt: skip
 
@@ -181,7 +183,7 @@ SCENES = [
             "question", "c{n} = data(40 + {n}, 3); d{n} = {{id(c{n}): 3.0}}; e{n} = {{c{n}: 3.0}}; k{n} = 0; s{n} = 2.0",
             (
                 "y = y * (3 if a{n} is c{n} else 2)", "y = y * (3 if any(a{n} is z for z in [c{n}]) else 2)", "y = y * d{n}.get(id(a{n}), 2.0)", "y = y * e{n}.get(a{n}, 2.0)", "y = y * (3 if a{n} is x else 2)",
-                "y = y * (3 if a{n}.data_ptr() == c{n}.data_ptr() else 2)", "y = y * (2 + a{n}.storage_offset())", "y = y * a{n}.untyped_storage().nbytes()", "y = y * (3 if a{n}._is_view() else 2)", "y = y * (3 if a{n}._base is None else 2)",
+                "y = y * (3 if hash(a{n}) == hash(c{n}) else 2)", "y = y * (3 if a{n}.data_ptr() == c{n}.data_ptr() else 2)", "y = y * (2 + a{n}.storage_offset())", "y = y * a{n}.untyped_storage().nbytes()", "y = y * (3 if a{n}._is_view() else 2)", "y = y * (3 if a{n}._base is None else 2)",
                 "y = y * getattr(a{n}, 'scale', 2.0)", "y = y * (3 if a{n}.is_leaf else 2)", "y = y * (3 if a{n}.grad is None else 2)", "y = y * (3 if a{n}.is_set_to(c{n}) else 2)", "y = y * (2 + a{n}._version)", "y = y * (3 if a{n}.is_contiguous() else 2)",
             ),
             ("k{n} = 1", "k{n} = 0", "c{n} = full(1.0)", "d{n}.clear()", "c{n}.scale = 3.0"), ("c{n}",), argument,

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torch_tandem._functions import settings, torch_callables
+
 # fmt: off
 # Types whose methods read and write the object and their arguments only.
 _PURE_TYPES = {
@@ -48,7 +50,7 @@ _PURE_FUNCTIONS = {
         [
             "abs", "aiter", "all", "anext", "any", "ascii", "bin", "callable", "chr", "delattr", "divmod",
             "format", "getattr", "hasattr", "hash", "hex", "id", "isinstance", "issubclass", "iter", "len",
-            "max", "min", "next", "oct", "ord", "pow", "repr", "round", "setattr", "sorted", "sum",
+            "locals", "max", "min", "next", "oct", "ord", "pow", "repr", "round", "setattr", "sorted", "sum",
             "__build_class__",
         ]
     ),
@@ -73,6 +75,7 @@ _PURE_FUNCTIONS = {
     "_contextvars": frozenset({"copy_context"}),
     "_imp": frozenset({"acquire_lock", "release_lock", "lock_held"}),
     "copyreg": None,
+    "posix": frozenset({"fspath"}),
     "sys": frozenset(
         [
             "exc_info", "intern", "is_finalizing", "getdefaultencoding", "audit",
@@ -105,15 +108,6 @@ _UNCOMPARED = frozenset(
         "data_ptr", "mutable_data_ptr", "const_data_ptr", "untyped_storage", "_typed_storage", "storage",
         "storage_offset", "sym_storage_offset", "is_set_to", "_is_view", "_is_alias_of", "__hash__",
         "_use_count", "_storage",
-    ]
-)
-# PyTorch's C functions whose results depend on more than tensors, arguments and the settings that are
-# compared.
-_UNKNOWN_TORCH = frozenset(
-    [
-        "_show_config", "_parallel_info", "_jit_set_profiling_executor", "read_file", "seed", "_seed",
-        "initial_seed", "getstate", "_from_file", "from_file", "_load_for_lite_interpreter",
-        "_import_ir_module_from_package",
     ]
 )
 # Modules whose C types make objects from the arguments of the constructor alone.
@@ -163,11 +157,11 @@ def finding(function: Any) -> int:
     """Return the `Finding` of a C function, a `types.BuiltinFunctionType` or a bound method of a C type."""
     owner, name = function.__self__, function.__name__
     if (module := module_of(function)) is not None:
-        return _of_module(module, name)
+        return _of_module(module, function)
     if isinstance(owner, torch.Tensor):
         if name in _UNCOMPARED or (owner.device.type == "cpu" and name in _HOST_READERS):
             return Finding.UNKNOWN
-        return Finding.PURE
+        return _known(torch_callables.is_known_of_tensor(name))
     kind = owner if isinstance(owner, type) else type(owner)
     if name in _DYNAMIC or (kind is str and name in ("format", "format_map")):
         return Finding.DYNAMIC
@@ -178,8 +172,8 @@ def finding(function: Any) -> int:
             kind = base
             break
     module = kind.__module__
-    if module.startswith("torch"):
-        return Finding.UNKNOWN if name in _UNKNOWN_TORCH else Finding.PURE
+    if _is_torchs(module):
+        return _known(torch_callables.is_known_method(kind, name))
     if module == "_io" and kind.__name__ in _WRITERS:
         return Finding.EFFECT if name in ("write", "writelines", "flush", "isatty") else Finding.UNKNOWN
     if f"{module}.{kind.__name__}" in _PURE_TYPE_NAMES:
@@ -200,16 +194,26 @@ def reads_floats(function: Any) -> bool:
     return module.partition(".")[0] in _READERS
 
 
-def _of_module(module: str, name: str) -> int:
+def _known(known: bool) -> int:
+    return Finding.PURE if known else Finding.UNKNOWN
+
+
+def _is_torchs(module: str) -> bool:
+    """Whether a module is PyTorch's, Tandem's, or one that PyTorch makes for a library's operators."""
+    return module.partition(".")[0] in ("torch", "torch_tandem")
+
+
+def _of_module(module: str, function: Any) -> int:
+    name = function.__name__
     if (module, name) in _EFFECTS:
         return Finding.EFFECT
     if module == "builtins" and name in ("vars", "dir"):
         return Finding.DYNAMIC
-    if module.startswith("torch"):
-        return Finding.UNKNOWN if name in _UNKNOWN_TORCH else Finding.PURE
+    if _is_torchs(module):
+        return _known(torch_callables.is_known_function(module, name) or settings.is_known(module, function))
     known = _PURE_FUNCTIONS.get(module, frozenset())
     is_pure = name != "fromfile" if known is None else name in known
-    return Finding.PURE if is_pure else Finding.UNKNOWN
+    return _known(is_pure)
 
 
 def is_known_type(kind: type) -> bool:

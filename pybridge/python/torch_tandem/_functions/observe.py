@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from torch_tandem._functions import bytecode, callables, settings
 from torch_tandem._functions.callables import Finding
 from torch_tandem._program.tracebacks import PACKAGE
@@ -27,6 +29,8 @@ _KNOWN_FILES = ("<frozen importlib", sys.modules["typing"].__file__, PACKAGE)
 _TORCH = os.path.dirname(sys.modules["torch"].__file__) + os.sep
 # The file of functions that read how much memory is in use, which depends on what the executor has done.
 _MEMORY = os.path.join(PACKAGE, "memory.py")
+# The file whose functions only wrap functions of PyTorch, so that the program is their caller.
+_WRAPPERS = os.path.join(PACKAGE, "_device", "settings.py")
 # Attributes of tensors that operators change and that are not compared.
 _UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn", "_base", "retains_grad"})
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -39,6 +43,8 @@ _REMOVALS = frozenset(
     weak._remove.__code__  # type: ignore[attr-defined]
     for weak in (weakref.WeakKeyDictionary(), weakref.WeakValueDictionary(), weakref.WeakSet())
 )
+# The code that gives tensors their hashes, which are addresses.
+_HASH = torch.Tensor.__hash__.__code__
 # Functions that reach an attribute by a name, which the program may compute.
 _BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
@@ -155,7 +161,8 @@ class World:
             self.reader = f"{callables.name_of(function)} at {_place(frame)}"
         if key in self._pure or key in self._readers:
             return
-        if frame.f_code.co_filename.startswith(_KNOWN_FILES):
+        file = frame.f_code.co_filename
+        if file.startswith(_KNOWN_FILES) and file != _WRAPPERS:
             return
         at = f"{callables.name_of(function)} at {_place(frame)}"
         if found == Finding.EFFECT:
@@ -165,7 +172,7 @@ class World:
                 f"it calls {at}, which may depend on or change what Tandem cannot see. Call it outside of "
                 "the function, and pass its result"
             ] = None
-        elif not frame.f_code.co_filename.startswith(_TORCH) and not self.is_dynamic:
+        elif not file.startswith(_TORCH) and not self.is_dynamic:
             self.is_dynamic = True
             self.version += 1
 
@@ -178,6 +185,12 @@ class World:
                 f"it calls id at {_place(frame)}, and addresses are not compared. Compare objects by `is`"
             ] = None
 
+    def add_hash(self, frame: types.FrameType) -> None:
+        self.refusals[
+            f"it calls hash at {_place(frame)} on a tensor, whose hash is its address, and addresses are "
+            "not compared. Compare tensors by `is`"
+        ] = None
+
     def add_use_of_memory(self, frame: types.FrameType) -> None:
         self.refusals[
             f"it calls {frame.f_code.co_name} at {_place(frame)}, which depends on how much memory is in "
@@ -185,13 +198,11 @@ class World:
         ] = None
 
     def _add_settings(self, function: Any) -> None:
-        """Note the settings that a C function of one of PyTorch's modules reads or changes."""
-        module = callables.module_of(function)
-        if module is not None and (module == "torch" or module.startswith("torch._C")):
-            for setting in settings.of_call(function.__name__, function):
-                if setting.name not in self.settings:
-                    self.settings[setting.name] = setting
-                    self.version += 1
+        """Note the settings that a C function reads or changes."""
+        for setting in settings.of_call(callables.module_of(function) or "", function):
+            if setting.name not in self.settings:
+                self.settings[setting.name] = setting
+                self.version += 1
 
     def add_name(self, name: str) -> None:
         if name not in self.names:
@@ -274,6 +285,8 @@ class Observed:
         self._is_active = False
         # Whether the garbage collector is running on the observed thread.
         self._is_collecting = False
+        # Whether `hash` is running on an object.
+        self._is_hashing = False
         self._before = (
             dict(world.codes), set(world.names), world.is_dynamic, world.dynamic_classes, world.unseen
         )  # fmt: skip
@@ -290,6 +303,8 @@ class Observed:
                 code = frame.f_code
                 if code.co_filename == _MEMORY:
                     world.add_use_of_memory(frame)
+                if code is _HASH and self._is_hashing:
+                    world.add_hash(frame)
                 if (
                     id(code) not in codes
                     and not code.co_filename.startswith(_KNOWN_FILES)
@@ -297,7 +312,10 @@ class Observed:
                 ):
                     add_code(code, frame)
             elif event == "c_call":
+                self._is_hashing = function is hash
                 add_call(function, frame)
+            elif function is hash:
+                self._is_hashing = False
 
         global observing
         self._is_active = True

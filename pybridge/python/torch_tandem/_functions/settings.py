@@ -1,9 +1,14 @@
-"""PyTorch's settings that code reads or changes by C functions. No Python object holds them.
+"""Settings that code reads or changes by C functions. No Python object holds them.
 
-A setting that the code of a call reads is a part of the call's state. If the code changes one, all are.
+A setting that the code of a call reads is a part of the call's state. If the code changes one, all of its
+library are.
 """
 
+import decimal
+import functools
 import re
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,8 +16,8 @@ import torch
 
 from torch_tandem._functions.state import IMMUTABLE
 
-_QUERY = re.compile(r"_?(?:get|is|are|has)_\w+|\w+_enabled")
-_CHANGE = re.compile(r"_?(?:set|enable|disable|clear|reset|jit_set)_\w+")
+_QUERY = re.compile(r"_?(?:get|is|are|has|len)_\w+|\w+_enabled")
+_CHANGE = re.compile(r"_?(?:set|enable|disable|clear|reset|push_on|pop)_\w+|_saved_tensors_hooks_\w+")
 # Queries of constants, and those whose results are compared in another way: a replay has the modes and
 # settings of `Modes` (recorded.h), and no call is replayed under a transform or a tracer.
 _COMPARED = frozenset(
@@ -40,25 +45,70 @@ class Setting(NamedTuple):
     argument: Any = None
 
 
-def of_call(name: str, function: Callable) -> Iterator[Setting]:
-    """The settings that matter to a call which runs a C function of PyTorch's modules."""
-    if name.startswith("set_autocast_") or name in _AUTOCAST:
+def is_known(module: str, function: Callable) -> bool:
+    """Whether a C function of PyTorch only reads a setting, or only changes one that is compared."""
+    if module not in ("torch", "torch._C"):
+        return False
+    name = function.__name__
+    if name in _COMPARED or name in _REPEATED or _is_of_autocast(name):
+        return True
+    if _CHANGE.fullmatch(name):
+        return any(query in _changeable() for query in _queries_of(name))
+    return any(_read_by(name, function))
+
+
+def of_call(module: str, function: Callable) -> Iterator[Setting]:
+    """The settings that matter to a call which runs a C function of a module."""
+    name = function.__name__
+    if module.partition(".")[0] == "numpy":
+        yield _NUMPY
+    elif module != "torch" and not module.startswith("torch._C"):
+        return
+    elif _is_of_autocast(name):
         for query in _AUTOCAST:
             yield from _read_by(query, getattr(torch, query))
     elif _CHANGE.fullmatch(name) and name not in _REPEATED:
-        for query in sorted(vars(torch._C)):
-            if query.replace("_get_", "_set_", 1) in vars(torch._C):
-                yield from _read_by(query, getattr(torch._C, query))
-    else:
+        for query, read in _changeable().items():
+            yield from _read_by(query, read)
+    elif name not in _COMPARED:
         yield from _read_by(name, function)
 
 
+def _is_of_autocast(name: str) -> bool:
+    return name.startswith("set_autocast_") or name in _AUTOCAST
+
+
+def _queries_of(name: str) -> Iterator[str]:
+    """Possible names of the query of what a function `name` changes."""
+    subject = name.replace("_set_", "set_", 1).removeprefix("set_")
+    yield from (f"_get_{subject}", f"get_{subject}", f"_is_{subject}", f"is_{subject}")
+    if subject.startswith("sdp_use_"):
+        yield f"_get_{subject.removeprefix('sdp_use_')}_sdp_enabled"
+
+
+@functools.cache
+def _changeable() -> dict[str, Callable]:
+    """The queries of all settings that code can change."""
+    found = {}
+    in_c = {name: f for name, f in vars(torch).items() if isinstance(f, types.BuiltinFunctionType)}
+    functions = vars(torch._C) | in_c
+    for change in functions:
+        if _CHANGE.fullmatch(change) and change not in _REPEATED:
+            found |= {query: functions[query] for query in _queries_of(change) if query in functions}
+    for query in ("_len_torch_function_stack", "_len_torch_dispatch_stack"):
+        found[query] = getattr(torch._C, query)
+    saved = torch._C._autograd
+    for query in ("_saved_tensors_hooks_is_enabled", "_saved_tensors_hooks_get_disabled_error_message"):
+        found[query] = getattr(saved, query)
+    return dict(sorted(found.items()))
+
+
 def _read_by(name: str, function: Callable) -> Iterator[Setting]:
-    if name in _COMPARED or not _QUERY.fullmatch(name):
-        return
     if name in ("is_autocast_enabled", "get_autocast_dtype"):
         for device in _DEVICES:
             yield Setting(f"torch.{name}({device!r})", function, device)
+        return
+    if name not in _changeable() and not _QUERY.fullmatch(name):
         return
     try:
         value = function()
@@ -66,3 +116,21 @@ def _read_by(name: str, function: Callable) -> Iterator[Setting]:
         return  # the result depends on arguments
     if type(value) in IMMUTABLE:
         yield Setting(f"torch._C.{name}()", lambda _: function())
+    elif type(value) in (list, tuple, dict):
+        yield Setting(f"torch._C.{name}()", lambda _: repr(function()))
+
+
+def of_type(kind: type) -> Setting | None:
+    """The settings that the results of a C type's methods depend on."""
+    if issubclass(kind, decimal.Decimal):
+        return _DECIMAL
+    return _NUMPY if kind.__module__.partition(".")[0] == "numpy" else None
+
+
+def _settings_of_numpy(_: Any) -> str:
+    numpy = sys.modules["numpy"]
+    return repr((numpy.geterr(), numpy.geterrcall(), numpy.getbufsize(), numpy.get_printoptions()))
+
+
+_NUMPY = Setting("NumPy's settings (numpy.geterr, numpy.get_printoptions)", _settings_of_numpy)
+_DECIMAL = Setting("decimal.getcontext()", lambda _: repr(decimal.getcontext()))

@@ -30,10 +30,9 @@ from typing import Any
 import torch
 
 from torch_tandem import _core
-from torch_tandem._functions import bytecode, callables
+from torch_tandem._functions import bytecode, callables, settings
 from torch_tandem._functions.numbers import Number
 from torch_tandem._functions.observe import World, is_librarys
-from torch_tandem._functions.settings import Setting
 from torch_tandem._functions.state import IMMUTABLE, State, Value
 
 # Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
@@ -153,7 +152,7 @@ class _Walk:
         self.names = world.attributes()
         self.classes: set[type] = set()
         self.dicts: dict[int, int] = {}
-        self.has_decimal = False
+        self.libraries: set[str] = set()
         # Modules that code uses as values, so that it may read their members under any name.
         self.escaped: list[types.ModuleType] = []
 
@@ -225,13 +224,13 @@ class _Walk:
         known = self.met.get(id(value))
         return known if known is not None else self.add("r", -1, value, label, ("r", id(value)), value)
 
-    def uses_decimal(self, kind: type) -> None:
-        """List the context of decimal numbers if a type is theirs: it has their precision."""
-        if issubclass(kind, decimal.Decimal) and not self.has_decimal:
-            self.has_decimal = True
-            self.setting(Setting("decimal.getcontext()", lambda _: repr(decimal.getcontext())))
+    def uses(self, kind: type) -> None:
+        """List the settings that the results of a type's methods depend on."""
+        if (found := settings.of_type(kind)) and found.name not in self.libraries:
+            self.libraries.add(found.name)
+            self.setting(found)
 
-    def setting(self, setting: Setting) -> None:
+    def setting(self, setting: settings.Setting) -> None:
         """List a setting of PyTorch."""
         at = self.root("", setting.argument)
         value = setting.read(setting.argument)
@@ -350,7 +349,7 @@ class _Walk:
             return self.numpys(at, value)
         elif _is_spelt(kind):
             self.call(at, _spelt, _spelt(value))
-            self.uses_decimal(kind)
+            self.uses(kind)
         elif issubclass(kind, (bool, int, float, complex, str, bytes)):
             self.call(at, _of_base, _of_base(value))
         elif issubclass(kind, BaseException):
@@ -374,6 +373,7 @@ class _Walk:
 
     def numpys(self, at: int, value: Any) -> None:
         numpy = sys.modules["numpy"]
+        self.uses(type(value))
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             if value.dtype.hasobject:
                 raise Unknown(f"{self.state.label(at)} is an array of objects, which cannot be compared")
@@ -497,7 +497,7 @@ class _Walk:
     def class_of(self, at: int, value: type) -> None:
         """List the members of a class and of its bases that code names or that are code which ran."""
         if not _is_pythons(value):
-            self.uses_decimal(value)
+            self.uses(value)
             if not callables.is_known_type(value):
                 raise Unknown(
                     f"{self.state.label(at)} is a type of {value.__module__}, whose objects cannot be "
