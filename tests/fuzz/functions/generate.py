@@ -12,6 +12,8 @@ from tests.fuzz.functions import pieces as p
 from tests.fuzz.functions.scenes import CALLS, FORMS, SCENES
 
 # Arguments for the parameter `x` of a call.
+# Number of calls of the programs whose last calls are timed.
+LONG = 150
 ARGUMENTS = {
     "fresh": "data(i, 2, 3)", "requires grad": "data(i, 2, 3).requires_grad_()", "not a leaf": "data(i, 2, 3).requires_grad_() * 1",
     "view": "wide(data(i, 2, 3))", "the same": "same_x", "rows of a table": "rows[i % 3:][:2]", "view of the same": "same_x[:]",
@@ -602,7 +604,7 @@ def _program(rng: random.Random, choice: Choice) -> Program:
     varies = any("varies" in scene.name or "large" in scene.name for _, scene in plays)
     has_crowd = any(p.CROWD in carrier.layers for carrier in carriers)
     is_long = not has_crowd and rng.random() < (0.5 if varies else 0.04) * choice.long
-    calls = rng.choice([60, 150]) if is_long else rng.choice(choice.calls)
+    calls = rng.choice([60, LONG]) if is_long else rng.choice(choice.calls)
     program = Program(functions, [], calls, rng.random() < 0.3)
     carriers, plays = program.carriers(), list(program.scenes().items())
     unchanged = [carrier for carrier in carriers if rng.random() < 0.7]
@@ -628,6 +630,8 @@ def _program(rng: random.Random, choice: Choice) -> Program:
         f = f"f{rng.randrange(len(functions))}"
         program.changes.append(Change(rng.randrange(4, calls), None, 0, f"{f} = wrap(plain_{f}, '{f}')", ""))
     program.changes.sort(key=lambda change: change.at)
+    if calls == LONG:
+        program.changes = [change for change in program.changes if change.at < LONG - 50]
     return program
 
 

@@ -138,6 +138,8 @@ class Shown:
         """A value as the program sees it: contents, metadata, gradient."""
         if isinstance(value, torch.Tensor):
             return self.tensor(value, depth)
+        if value is None and not self.has_gradients:
+            return "a gradient"  # perhaps one that eager has set before it raised
         if isinstance(value, dict):
             return [type(value).__name__, *((plain(k), self.of(v, depth - 1)) for k, v in value.items())]
         if isinstance(value, list | tuple):
@@ -157,7 +159,7 @@ class Shown:
         same = self.numbers.setdefault(-id(value), len(self.numbers))
         storage = self.numbers.setdefault(value.untyped_storage()._cdata, len(self.numbers))
         is_counted = self.has_versions and not is_gradient and not value.is_inference()
-        grad = value.grad if value.is_leaf else None
+        grad = value.grad if value.is_leaf and self.has_gradients else None
         return (
             type(value).__name__, plain(value), value.stride(), value.storage_offset(), value.requires_grad,
             value.is_leaf, value._version if is_counted else None, same, storage, value.device.type,
