@@ -217,12 +217,13 @@ void Encoder::add(const at::Tensor& t) {
   next(TT_TENSOR).ptr = &tensors_.back();
 }
 
-void Encoder::add(const std::optional<at::Tensor>& t) {
-  if (t.has_value())
-    add(*t);
-  else
-    next(TT_NONE);
-}
+void Encoder::add(const std::optional<at::Tensor>& t) { add_optional(t); }
+void Encoder::add(const std::optional<c10::Scalar>& s) { add_optional(s); }
+void Encoder::add(const std::optional<int64_t>& i) { add_optional(i); }
+void Encoder::add(const std::optional<c10::SymInt>& i) { add_optional(i); }
+void Encoder::add(const std::optional<bool>& b) { add_optional(b); }
+void Encoder::add(const std::optional<double>& d) { add_optional(d); }
+void Encoder::add(const std::optional<c10::string_view>& text) { add_optional(text); }
 
 void Encoder::add(const at::ITensorListRef& list) {
   const auto first = tensors_.size();
@@ -249,15 +250,40 @@ void Encoder::add(c10::SymIntArrayRef list) {
   for (const auto& i : list) ints_.push_back(i.guard_int(__FILE__, __LINE__));
 }
 
+void Encoder::add(at::OptionalSymIntArrayRef list) {
+  if (list.has_value())
+    add(*list);
+  else
+    next(TT_NONE);
+}
+
+void Encoder::add(at::IntArrayRef list) {
+  TtArg& a = next(TT_INTS);
+  a.len = static_cast<uint32_t>(list.size());
+  a.ptr = list.data();
+}
+
 void Encoder::add(at::OptionalIntArrayRef list) {
+  if (list.has_value())
+    add(*list);
+  else
+    next(TT_NONE);
+}
+
+void Encoder::add(const std::optional<at::ArrayRef<double>>& list) {
   if (!list.has_value()) {
     next(TT_NONE);
     return;
   }
-  TtArg& a = next(TT_INTS);
+  TtArg& a = next(TT_FLOATS);
   a.len = static_cast<uint32_t>(list->size());
-  // The caller's list outlives the call.
   a.ptr = list->data();
+}
+
+void Encoder::add(c10::string_view text) {
+  TtArg& a = next(TT_STR);
+  a.len = static_cast<uint32_t>(text.size());
+  a.ptr = text.data();
 }
 
 void Encoder::add(bool b) { next(TT_BOOL).i = b; }

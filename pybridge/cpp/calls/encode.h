@@ -1,7 +1,9 @@
 // The arguments of a call as flat records.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/IListRef.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
@@ -10,6 +12,7 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -40,13 +43,31 @@ class Encoder {
   void add(const std::optional<at::Tensor>& t);
   void add(const at::ITensorListRef& list);
   void add(const c10::Scalar& s);
+  void add(const std::optional<c10::Scalar>& s);
+  void add(const c10::List<std::optional<at::Tensor>>& list) { args_.push_back(encode_one(c10::IValue(list))); }
   void add(c10::SymIntArrayRef list);
+  void add(at::OptionalSymIntArrayRef list);
+  // The elements of these lists are not copied: the caller's lists outlive the call.
+  void add(at::IntArrayRef list);
   void add(at::OptionalIntArrayRef list);
+  void add(const std::optional<at::ArrayRef<double>>& list);
+  void add(c10::string_view text);
+  void add(const std::optional<c10::string_view>& text);
+  template <size_t N>
+  void add(const std::array<bool, N>& list) {
+    TtArg& a = next(TT_BOOLS);
+    a.len = N, a.ptr = list.data();
+  }
   void add(const c10::SymInt& i) { add_int(i.guard_int(__FILE__, __LINE__)); }
   void add(int64_t i) { add_int(i); }
   void add(bool b);
   void add(double d);
   void add(std::optional<c10::ScalarType> type);
+  void add(const std::optional<at::Generator>& generator) { args_.push_back(encode_one(c10::IValue(generator))); }
+  void add(const std::optional<int64_t>& i);
+  void add(const std::optional<c10::SymInt>& i);
+  void add(const std::optional<bool>& b);
+  void add(const std::optional<double>& d);
 
   const TtArg* args() const { return args_.data(); }
   size_t size() const { return args_.size(); }
@@ -68,6 +89,14 @@ class Encoder {
   TtArg encode_one(const c10::IValue& v);
   TtArg& next(TtTag tag);
   void add_int(int64_t i) { next(TT_INT).i = i; }
+  // Adds an argument that the call may leave out.
+  template <class T>
+  void add_optional(const std::optional<T>& value) {
+    if (value.has_value())
+      add(*value);
+    else
+      next(TT_NONE);
+  }
   void encode_tensor(const at::Tensor& t);
   void meet(const at::Tensor& t);
 

@@ -26,6 +26,7 @@ size_t tensors_of(const T&) {
 }
 inline size_t tensors_of(const at::ITensorListRef& list) { return list.size(); }
 inline size_t tensors_of(at::TensorList list) { return list.size(); }
+inline size_t tensors_of(const c10::List<std::optional<at::Tensor>>& list) { return list.size(); }
 
 // Converts outputs to the return type of an operator.
 template <class R>
