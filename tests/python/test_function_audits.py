@@ -1,5 +1,6 @@
 """Audits of `torch_tandem.function`."""
 
+import functools
 import itertools
 import warnings
 
@@ -109,3 +110,31 @@ def test_calls_from_code_that_dynamo_compiles_are_no_audits():
         x = data(3, seed=i)
         assert torch.equal((compiled if i % 3 == 2 else step)(x.to("tandem")).cpu(), x * 2 + 1)
     replayed(step, 4)
+
+
+def test_code_that_may_read_gradients_and_runs_first_after_the_graph_was_made():
+    """Such a call is recorded in another way than the graph, so it says nothing about the graph."""
+
+    class Cached:
+        w = 1.0
+
+        @functools.cached_property
+        def scale(self):
+            return self.w
+
+    cached = Cached()
+
+    def scaled(x):
+        with torch.no_grad():
+            return x * cached.scale
+
+    step = torch_tandem.function(scaled, on_mismatch="raise")
+    for i in range(60):
+        if i == 2:
+            vars(cached)["scale"] = 2.0
+        if i == 12:
+            cached.w = 2.0
+            vars(cached).pop("scale")
+        x = data(2, 3, seed=i)
+        assert torch.equal(step(x.to("tandem")).cpu(), x * (1.0 if i < 2 else 2.0)), i
+    assert step.cache_info().hits > 20

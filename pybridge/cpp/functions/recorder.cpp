@@ -1,270 +1,21 @@
-// Recording of calls of functions.
-//
-// Rust records the operators of a call. The recorder adds the facts that only PyTorch knows: the tensors that the
-// storages belong to, gradients, versions, results, and the effects of the call on the host.
-#include <ATen/SequenceNumber.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
+#include "functions/recorder.h"
+
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <tuple>
-#include <unordered_map>
-#include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "boundary/errors.h"
 #include "calls/function.h"
-#include "device/device_type.h"
 #include "device/settling.h"
-#include "functions/call_backward.h"
-#include "functions/recorded.h"
 
 namespace tandem {
-
-namespace {
-
-// The identity of a version counter. PyTorch has no accessor for the pointer that a `VariableVersion` consists of.
-const void* counter_of(const c10::VariableVersion& version) {
-  static_assert(sizeof(version) == sizeof(void*));
-  const void* counter;
-  std::memcpy(&counter, static_cast<const void*>(&version), sizeof counter);
-  return counter;
-}
-
-using Tensors = c10::List<std::optional<at::Tensor>>;
-using torch::autograd::Node;
-
-bool is_tandem(const at::Tensor& t) { return t.defined() && t.device().type() == kTandem; }
-bool is_host(const at::Tensor& t) { return t.defined() && t.is_cpu() && t.has_storage(); }
-
-template <class Each>
-void each_tensor(const c10::IValue& value, Each&& each) {
-  if (value.isTensor()) {
-    each(value.toTensor());
-  } else if (value.isList()) {
-    for (const auto& item : value.toListRef())
-      if (item.isTensor()) each(item.toTensor());
-  }
-}
-
-// Calls `visit` with each node reachable from `root`, until it returns false.
-template <class Visit>
-void each_node(const torch::autograd::Edge& root, Visit&& visit) {
-  std::unordered_set<Node*> met;
-  std::vector<Node*> open{root.function.get()};
-  while (!open.empty()) {
-    auto* node = open.back();
-    open.pop_back();
-    if (!met.insert(node).second) continue;
-    if (!visit(*node)) return;
-    for (const auto& edge : node->next_edges())
-      if (edge.is_valid()) open.push_back(edge.function.get());
-  }
-}
-
-// The use that a call makes of host tensors that it has not made, observed at the dispatcher.
-//
-// A replay reads such a tensor anew if an operator on the device reads it. But values that the host computes from its
-// elements would remain those of the recorded call.
-class HostEffects {
- public:
-  HostEffects();
-  ~HostEffects() { at::removeCallback(handle_); }
-  HostEffects(const HostEffects&) = delete;
-  HostEffects& operator=(const HostEffects&) = delete;
-
-  // Whether the call has made the storage of a host tensor.
-  bool has_made(const c10::StorageImpl* storage) const { return made_.count(storage) != 0; }
-  // The first effect that a replay would not have; empty if there is none.
-  std::string refusal;
-  // Whether an operator has returned numbers that may be elements of a host tensor.
-  bool reads_values = false;
-
-  // The storages of a call's inputs. The inputs are not accessible when the call ends.
-  struct Inputs final : at::ObserverContext {
-    std::vector<const c10::StorageImpl*> storages;
-    // Whether the operator's kernel may read the elements of a tensor that the call has not made.
-    bool may_read = false;
-  };
-  std::unique_ptr<Inputs> before(const at::RecordFunction& call);
-  void after(const at::RecordFunction& call, const Inputs& inputs);
-
- private:
-  void refuse(const at::RecordFunction& call, const char* why) {
-    if (refusal.empty()) refusal = std::string(call.name()) + why;
-  }
-
-  at::CallbackHandle handle_;
-  // Storages that the call has made. Weak references keep their addresses from being reused.
-  std::unordered_map<const c10::StorageImpl*, WeakStorage> made_;
-};
-
-HostEffects* effects = nullptr;
-
-std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& call) {
-  if (!effects || !tt_is_program()) return nullptr;
-  return effects->before(call);
-}
-
-void observed(const at::RecordFunction& call, at::ObserverContext* inputs) {
-  if (effects && inputs) effects->after(call, static_cast<const HostEffects::Inputs&>(*inputs));
-}
-
-HostEffects::HostEffects() {
-  auto callback = at::RecordFunctionCallback(&observe, &observed);
-  callback.needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION});
-  handle_ = at::addThreadLocalCallback(callback);
-  effects = this;
-}
-
-// Whether an operator has a kernel that handles host tensors itself, instead of only calling other operators.
-bool has_host_kernel(const c10::OperatorHandle& op) {
-  using c10::DispatchKey;
-  return op.hasKernelForDispatchKey(DispatchKey::CPU) ||
-         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-}
-
-std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunction& call) {
-  auto seen = std::make_unique<Inputs>();
-  const auto name = call.operator_name();
-  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (!op) return seen;
-  const auto& arguments = op->schema().arguments();
-  const auto inputs = call.inputs();
-  const bool is_kernel = has_host_kernel(*op);
-  for (size_t i = 0; i < std::min(inputs.size(), arguments.size()); i++) {
-    const auto* alias = arguments[i].alias_info();
-    each_tensor(inputs[i], [&](const at::Tensor& t) {
-      if (!is_host(t)) return;
-      const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-      seen->storages.push_back(storage);
-      if (has_made(storage)) return;
-      if (alias && alias->isWrite())
-        refuse(
-            call,
-            " writes a host tensor. Keep the tensor on the device (for an optimizer: fused=True or capturable=True)");
-      seen->may_read |= is_kernel;
-    });
-  }
-  return seen;
-}
-
-void HostEffects::after(const at::RecordFunction& call, const Inputs& inputs) {
-  const auto is_input = [&](const c10::StorageImpl* storage) {
-    return std::find(inputs.storages.begin(), inputs.storages.end(), storage) != inputs.storages.end();
-  };
-  bool returns_tensors = false, computes = false;
-  for (const auto& output : call.outputs())
-    each_tensor(output, [&](const at::Tensor& t) {
-      returns_tensors |= t.defined();
-      if (!is_host(t)) return;
-      const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-      if (is_input(storage)) return;
-      computes = true;
-      made_.emplace(storage, t.storage().getWeakStorageImpl());
-    });
-  reads_values |= !inputs.storages.empty() && !returns_tensors;
-  if (inputs.may_read && (computes || !returns_tensors))
-    refuse(call,
-           " reads a host tensor on the host, where a replay would not read it again. Use it in operators on the "
-           "device only, or pass what depends on it as an argument");
-}
-
-// The recording of the running call.
-class Recorder {
- public:
-  // `reached` are the tensors that the function's code can reach by names. `reads_gradients` says whether the code may
-  // depend on which tensors have gradients.
-  Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before, bool reads_gradients);
-  // Records a backward pass. `saved` are the contexts of the storages that the pass's call has made, null for storages
-  // that are gone.
-  Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved);
-
-  void note(const Encoder& encoder);
-  void read(const at::Tensor& from, const at::Scalar& value);
-  void consume(const torch::autograd::Edge& root);
-  // Ends the recording. Returns its number. With `attaches`, results that require grad may be replaced by tensors that
-  // belong to a node whose backward pass is recorded.
-  int64_t finish(std::vector<at::Tensor>& results, bool attaches);
-  void refuse(std::string why) {
-    if (call_.refusal.empty()) call_.refusal = std::move(why);
-  }
-
- private:
-  // Watches a tensor from now on. Returns the tensor's number.
-  size_t watch(const at::Tensor& t);
-  // Watches a tensor that the call uses now.
-  void use(const at::Tensor& t);
-  // Whether a watched tensor is reached by names or used by this call, and not only by the previous call.
-  bool is_kept(size_t number) const { return number < reached_ || used_[number] != 0; }
-  // Whether the call was given a storage that is known only as a gradient's.
-  bool uses_gradients(const TtRecorded& in_rust) const;
-  void find_given(const TtRecorded& in_rust);
-  void keep_watched();
-  void find_fed(int64_t id, size_t hosts);
-  // Finds the bases of results that are views.
-  void find_bases(at::TensorList results, const TtRecorded& in_rust);
-  void find_results(at::TensorList results, const std::vector<bool>& consumed, bool attaches,
-                    const TtRecorded& in_rust);
-  // Cuts out the graph of the results that require grad.
-  std::optional<Cut> find_graph(at::TensorList results, bool has_backward);
-  void attach(int64_t id, Cut&& graph, Surroundings&& around, std::vector<at::Tensor>& results) const;
-  // Refuses the call if a tensor that it has made is in use after the call and is neither a result nor a gradient.
-  void refuse_kept(const TtRecorded& in_rust);
-  Surroundings surroundings(const TtRecorded& in_rust) const;
-  void find_gradients(const TtRecorded& in_rust);
-  void find_owners();
-  void find_changes();
-  std::optional<Result> place(const at::Tensor& t, const TtRecorded& in_rust) const;
-  bool is_consumed(const at::Tensor& t) const;
-  size_t argument_on(const void* identity) const;
-  // Whether a tensor is a view that the call has made. The call's graph may keep such a view.
-  bool is_made_view(const at::Tensor& t) const {
-    return t.is_view() && t.grad_fn() && t.grad_fn()->sequence_nr() >= first_node_;
-  }
-  // Whether the storage of a tensor is an argument's, and the argument contains all elements of the tensor.
-  bool is_within_argument(const at::Tensor& t) const;
-
-  Recorded call_;
-  std::vector<at::Tensor> arguments_;
-  // The numbers of the arguments on each storage, by the storage's context.
-  std::unordered_map<void*, std::vector<size_t>> arguments_on_;
-  std::vector<uint32_t> argument_versions_;
-  // The autograd nodes that the arguments belong to.
-  std::vector<Node*> argument_nodes_;
-  // For a backward pass, the contexts of the storages that the call has made.
-  std::vector<void*> saved_;
-  // The sequence number of the first node that the call makes.
-  uint64_t first_node_ = at::sequence_number::peek();
-  // Number of watched tensors that the function can reach by names. They come first.
-  size_t reached_ = 0;
-  // The number of each watched tensor in the order of first use by the call; 0 for a tensor that the call has not used.
-  std::vector<size_t> used_;
-  size_t uses_ = 0;
-  ska::flat_hash_map<const c10::TensorImpl*, size_t> seen_;
-  std::vector<torch::autograd::Edge> consumed_;
-  HostEffects host_;
-};
-
-std::unique_ptr<Recorder> recorder;
-// Whether a thread is recording a call. Operators run without the GIL, so several threads may try to record.
-std::atomic<bool> is_taken{false};
-std::mutex all_mutex;
-std::unordered_map<int64_t, std::shared_ptr<const Recorded>> all;
 
 Recorder::Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved)
     : arguments_(arguments.vec()), saved_(std::move(saved)) {
@@ -507,275 +258,12 @@ void Recorder::find_fed(int64_t id, size_t hosts) {
   const auto is_made = [](const Fed& fed) { return fed.kind == Fed::kConstant && !fed.is_number; };
   call_.uses_made_values = host_.reads_values || std::any_of(call_.fed.begin(), call_.fed.end(), is_made);
 }
-
-// Whether the call has run a backward pass that freed the graph of a result.
-bool Recorder::is_consumed(const at::Tensor& t) const {
-  bool found = false;
-  for (const auto& root : consumed_)
-    each_node(root, [&](Node& node) {
-      found |= &node == t.grad_fn().get();
-      return !found;
-    });
-  return found;
-}
-
-// Finds the origin of a tensor, from which a replay gets it. Returns nothing for a tensor that the call neither made
-// nor was given.
-std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_rust) const {
-  Result result;
-  if (!t.defined()) return result;
-  if (!t.has_storage()) return std::nullopt;
-  result.version = version_of(t), result.counter = counter_of(t.unsafeGetTensorImpl()->version_counter());
-  for (size_t i = 0; i < arguments_.size(); i++) {
-    if (!arguments_[i].is_same(t)) continue;
-    result.kind = Result::kArgument, result.index = i;
-    return result;
-  }
-  if (const auto seen = seen_.find(t.unsafeGetTensorImpl()); seen != seen_.end()) {
-    result.kind = Result::kWatched, result.index = seen->second;
-    return result;
-  }
-  if (!is_tandem(t)) return std::nullopt;
-  result.window.emplace(t);
-  result.offset = t.storage_offset();
-  const auto* context = identity(t);
-  for (size_t i = 0; i < in_rust.n_kept; i++) {
-    if (!in_rust.kept[i].is_kept || in_rust.kept[i].storage != context) continue;
-    result.kind = Result::kKept, result.index = i;
-    return result;
-  }
-  for (size_t i = 0; i < call_.given.size(); i++) {
-    if (call_.given[i].context != context) continue;
-    result.kind = Result::kGiven, result.index = i, result.offset -= call_.given[i].base;
-    return result;
-  }
-  return std::nullopt;
-}
-
-void Recorder::find_results(at::TensorList results, const std::vector<bool>& consumed, bool attaches,
-                            const TtRecorded& in_rust) {
-  for (size_t i = 0; i < results.size(); i++) {
-    const auto& t = results[i];
-    if (t.defined() && !t.has_storage()) {
-      refuse("it returns a sparse tensor. Return a dense one");
-      call_.results.emplace_back();
-      continue;
-    }
-    auto result = place(t, in_rust);
-    if (!result && is_tandem(t) && is_made_view(t))
-      refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");
-    if (!result && is_tandem(t)) {
-      // The call returns a tensor of the program that no operator has used.
-      watch(t);
-      call_.watched_writes.push_back(0);
-      result = place(t, in_rust);
-    }
-    if (!result) {
-      refuse("it returns a tensor on the host");
-      result.emplace();
-    }
-    // A view of a leaf that was made without grad mode reports the leaf's requires_grad, but has no graph.
-    const bool has_graph = t.defined() && t.requires_grad() && !(t.is_leaf() && t.is_view());
-    if (has_graph && result->kind != Result::kArgument && result->kind != Result::kWatched) {
-      result->requires_grad = true;
-      result->is_consumed = consumed[i];
-      if (!consumed[i] && result->kind != Result::kKept)
-        refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");
-      else if (!consumed[i] && !attaches)
-        refuse(
-            "a result requires grad, and it has attributes or is of a subclass, or the call returns objects, changes "
-            "its arguments, has effects that are skipped, or uses hooks for saved tensors");
-    }
-    call_.results.push_back(std::move(*result));
-  }
-}
-
-void Recorder::find_bases(at::TensorList results, const TtRecorded& in_rust) {
-  std::vector<at::Tensor> bases;
-  const auto number_of = [&](const at::Tensor& base) {
-    return static_cast<size_t>(
-        std::find_if(bases.begin(), bases.end(), [&](const auto& t) { return t.is_same(base); }) - bases.begin());
-  };
-  // A view that existed before the call stands for a base that the call has not seen.
-  const auto seen = [&](const at::Tensor& base) {
-    const auto has_base = [&](const at::Tensor& t) {
-      return t.defined() && (t.is_same(base) || (t.is_view() && t._base().is_same(base)));
-    };
-    const auto argument = std::find_if(arguments_.begin(), arguments_.end(), has_base);
-    if (argument != arguments_.end()) return *argument;
-    for (const auto& watched : call_.watched)
-      if (at::Tensor t(watched.tensor.lock()); has_base(t)) return t;
-    return base;
-  };
-  const auto is_placed = [](const Result& result) {
-    return result.kind == Result::kKept || result.kind == Result::kGiven;
-  };
-  for (size_t i = 0; i < results.size(); i++) {
-    auto& result = call_.results[i];
-    if (!is_placed(result) || result.requires_grad || !results[i].is_view()) continue;
-    const at::Tensor base(results[i]._base());
-    const auto number = number_of(base);
-    if (number == bases.size()) {
-      const auto stands = seen(base);
-      const auto from = place(stands, in_rust);
-      const auto is_base = [&](const at::Tensor& t) { return t.is_same(base); };
-      const bool is_made = stands.is_same(base) && from && is_placed(*from);
-      if (!from || (is_made && base.requires_grad() && std::none_of(results.begin(), results.end(), is_base)))
-        return refuse("it returns a view of a tensor from within the call. Return a copy (clone())");
-      call_.bases.push_back(*from), bases.push_back(base);
-    }
-    result.view = View{number, false, torch::autograd::impl::get_view_autograd_meta(results[i])->get_creation_meta()};
-  }
-  for (size_t i = 0; i < results.size(); i++) {
-    const auto number = results[i].defined() ? number_of(results[i]) : bases.size();
-    if (number < bases.size() && is_placed(call_.results[i]))
-      call_.results[i].view = View{number, true, torch::autograd::CreationMeta::DEFAULT};
-  }
-}
-
-std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backward) {
-  std::vector<at::Tensor> attached;
-  std::vector<size_t> storages;
-  for (size_t i = 0; i < results.size(); i++) {
-    const auto& result = call_.results[i];
-    if (result.kind == Result::kKept) storages.push_back(result.index);
-    if (result.requires_grad && !result.is_consumed) attached.push_back(results[i]);
-  }
-  if (attached.empty() || !call_.refusal.empty()) return std::nullopt;
-  if (has_backward) {
-    refuse("it runs a backward pass, and returns another result that requires grad");
-    return std::nullopt;
-  }
-  std::sort(storages.begin(), storages.end());
-  if (std::adjacent_find(storages.begin(), storages.end()) != storages.end()) {
-    refuse("it returns several tensors on the same memory, of which one requires grad. Return copies (clone())");
-    return std::nullopt;
-  }
-  auto graph = cut_out(attached, arguments_, first_node_);
-  if (!graph.refusal.empty()) {
-    refuse(graph.refusal);
-    return std::nullopt;
-  }
-  for (const auto& edge : graph.targets) {
-    const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get());
-    const auto is_target = [&](const at::Tensor& t) {
-      if (!t.defined() || !t.requires_grad()) return false;
-      return leaf ? t.is_same(leaf->variable) : t.grad_fn() == edge.function && t.output_nr() == edge.input_nr;
-    };
-    const auto argument = std::find_if(arguments_.begin(), arguments_.end(), is_target);
-    const auto seen = leaf ? seen_.find(leaf->variable.unsafeGetTensorImpl()) : seen_.end();
-    if (argument != arguments_.end() && !is_tandem(*argument)) refuse("an argument on the host requires grad");
-    if (!accepts_shape_of(leaf ? leaf->variable : *argument, edge))
-      refuse("a leaf has another shape than when a graph of autograd began to use it, and that graph still exists");
-    if (argument != arguments_.end())
-      call_.targets.push_back({true, static_cast<size_t>(argument - arguments_.begin())});
-    else if (seen != seen_.end())
-      call_.targets.push_back({false, seen->second});
-    else
-      refuse("a result that requires grad depends on a leaf that the call has made");
-  }
-  if (!call_.refusal.empty()) return std::nullopt;
-  call_.joint_roots = joint_roots(graph);
-  return graph;
-}
-
-void Recorder::attach(int64_t id, Cut&& graph, Surroundings&& around, std::vector<at::Tensor>& results) const {
-  std::vector<at::Tensor> attached;
-  std::vector<size_t> numbers;
-  for (size_t i = 0; i < results.size(); i++) {
-    if (!call_.results[i].requires_grad || call_.results[i].kind != Result::kKept) continue;
-    numbers.push_back(i);
-    attached.push_back(results[i]);
-  }
-  attached = attach_recorded(id, std::move(graph), std::move(around), attached);
-  for (size_t i = 0; i < numbers.size(); i++) results[numbers[i]] = std::move(attached[i]);
-}
-
-void Recorder::refuse_kept(const TtRecorded& in_rust) {
-  std::vector<bool> owned;
-  for (size_t i = 0; i < in_rust.n_kept; i++) owned.push_back(!in_rust.kept[i].is_kept);
-  for (const auto& result : call_.results)
-    if (result.kind == Result::kKept) owned[result.index] = true;
-  for (const auto& left : call_.gradients)
-    if (left.gradient.kind == Result::kKept) owned[left.gradient.index] = true;
-  for (size_t i = 0; i < owned.size(); i++)
-    if (!owned[i]) tt_record_keeps(in_rust.id, in_rust.kept[i].storage);
-}
-
-Surroundings Recorder::surroundings(const TtRecorded& in_rust) const {
-  Surroundings around;
-  around.arguments = arguments_;
-  for (size_t i = 0; i < in_rust.n_kept; i++)
-    around.saved.push_back(in_rust.kept[i].is_kept ? in_rust.kept[i].storage : nullptr);
-  for (const auto& w : call_.watched) around.reached.push_back(w.tensor);
-  return around;
-}
-
-void Recorder::find_gradients(const TtRecorded& in_rust) {
-  // Version counters whose writes are counted already: gradients may be views of other tensors.
-  ska::flat_hash_set<const void*> counted;
-  for (size_t i = 0; i < arguments_.size(); i++)
-    if (call_.argument_writes[i] > 0)
-      counted.insert(counter_of(arguments_[i].unsafeGetTensorImpl()->version_counter()));
-  for (size_t i = 0; i < call_.watched.size(); i++)
-    if (call_.watched_writes[i] > 0) counted.insert(counter_of(call_.watched[i].version));
-  const auto look = [&](bool is_argument, size_t leaf, const at::Tensor& t, const Gradient& before) {
-    const auto& grad = t.grad();
-    if (!grad.defined() && !before.defined) return;
-    auto gradient = place(grad, in_rust);
-    const bool is_new = gradient && gradient->kind == Result::kKept;
-    if (!is_new && grad.defined() && before.defined && identity(grad) == before.context) {
-      const auto writes = version_of(grad) - before.version;
-      if (writes > 0 && counted.insert(counter_of(grad.unsafeGetTensorImpl()->version_counter())).second)
-        call_.written_gradients.push_back({is_argument, leaf, writes});
-      return;
-    }
-    if (!gradient) return refuse("a gradient is a tensor that the call neither made nor was given");
-    call_.gradients.push_back({is_argument, leaf, std::move(*gradient)});
-  };
-  for (size_t i = 0; i < arguments_.size(); i++) {
-    const auto& t = arguments_[i];
-    if (!is_tandem(t) || !t.is_leaf()) continue;
-    look(true, i, t, call_.arguments[i].gradient);
-  }
-  for (size_t i = 0; i < call_.watched.size(); i++) {
-    const auto& w = call_.watched[i];
-    if (!w.is_leaf) continue;
-    if (auto t = w.tensor.lock()) look(false, i, at::Tensor(std::move(t)), w.gradient);
-  }
-}
-
-// Notes the storages that belong to watched tensors. Refuses results that count writes to their storage separately: in a
-// replay, all results on a storage share the version counter of the tensor that the storage belongs to.
-void Recorder::find_owners() {
-  for (const auto& w : call_.watched) call_.owned.push_back(w.context);
-  std::sort(call_.owned.begin(), call_.owned.end());
-  std::unordered_map<size_t, const void*> counters;
-  const auto expected = [&](const Result& result) {
-    if (result.kind == Result::kKept) return counters.emplace(result.index, result.counter).first->second;
-    const auto& given = call_.given[result.index];
-    if (given.kind == Given::kArgument)
-      return counter_of(arguments_[given.index].unsafeGetTensorImpl()->version_counter());
-    const auto owns = [&](const Watched& w) { return given.kind == Given::kCaptured && w.context == given.context; };
-    const auto owner = std::find_if(call_.watched.begin(), call_.watched.end(), owns);
-    return owner == call_.watched.end() ? result.counter : counter_of(owner->version);
-  };
-  const auto look = [&](const Result& result) {
-    if (result.kind != Result::kKept && result.kind != Result::kGiven) return;
-    if (expected(result) != result.counter)
-      refuse("it returns tensors that share memory and count its writes apart (.data)");
-  };
-  for (const auto& result : call_.results) look(result);
-  for (const auto& left : call_.gradients) look(left.gradient);
-}
-
 // Refuses calls that change tensors' metadata or PyTorch's settings, which a replay does not change.
 void Recorder::find_changes() {
   if (!(call_.modes == Modes::now())) refuse("it changes a setting of PyTorch and leaves it changed");
   static const char* const why =
       "it changes a tensor in a way that is no operator (requires_grad_, .data, set_, a hook, or the shape in place). "
-      "Do "
-      "that outside of the function";
+      "Do that outside of the function";
   for (size_t i = 0; i < arguments_.size(); i++) {
     const auto& t = arguments_[i];
     if (!call_.arguments[i].is_unchanged(t)) refuse(why);
@@ -785,6 +273,17 @@ void Recorder::find_changes() {
   for (const auto& w : call_.watched)
     if (auto t = w.tensor.lock(); t && !w.is_same(at::Tensor(std::move(t)))) refuse(why);
 }
+
+namespace {
+
+using Tensors = c10::List<std::optional<at::Tensor>>;
+
+std::unique_ptr<Recorder> recorder;
+// Whether a thread is recording a call. Operators run without the GIL, so several threads may try to record.
+std::atomic<bool> is_taken{false};
+std::mutex all_mutex;
+std::unordered_map<int64_t, std::shared_ptr<const Recorded>> all;
+}  // namespace
 
 int64_t Recorder::finish(std::vector<at::Tensor>& results, bool attaches) {
   std::vector<bool> consumed;
@@ -815,13 +314,14 @@ int64_t Recorder::finish(std::vector<at::Tensor>& results, bool attaches) {
   return in_rust.id;
 }
 
+namespace {
+
 // Ends the recording even if an operator of the recorder itself fails.
 struct Ended {
   bool is_over = true;
   ~Ended() {
     if (!is_over) return;
     is_recording = false;
-    effects = nullptr;
     recorder.reset();
     is_taken = false;
   }

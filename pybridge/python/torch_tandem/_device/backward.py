@@ -28,43 +28,45 @@ class Engine:
     ):
         """Run a backward pass. The interface is `run_backward` of PyTorch's engine."""
         try:
-            return self._run_backward(
+            # PyTorch's engine runs two rare kinds of passes: those that accumulate into some inputs only, and
+            # those that accumulate with `create_graph`.
+            ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
+            if ours and _plain(tensors) and _plain(inputs) and not _watched():
+                overrides = _overrides()
+                with torch._C.DisableTorchFunction():
+                    done, found = _backward(tensors, grads, inputs, keep_graph, create_graph, overrides)
+                if done:
+                    if not allow_unreachable:
+                        _refuse_unused(found)
+                    return tuple(found)
+            return self._engine.run_backward(
                 tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
             )
         except BaseException as error:
             hide_frames(error)
             raise
 
-    def _run_backward(
-        self, tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
-    ):
-        # PyTorch's engine runs two rare kinds of passes: those that accumulate into some inputs only, and
-        # those that accumulate with `create_graph`.
-        ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
-        if ours and _plain(tensors) and _plain(inputs) and not _watched():
-            overrides = _overrides()
-            with torch._C.DisableTorchFunction():
-                done, found = torch.ops.torch_tandem.backward.default(
-                    tensors, grads, inputs, keep_graph, create_graph, overrides
-                )
-            if done:
-                # `None in found` would call `Tensor.__eq__`, which raises internally and takes microseconds
-                # per tensor.
-                unused = [] if allow_unreachable else [i for i, grad in enumerate(found) if grad is None]
-                if unused:
-                    raise RuntimeError(
-                        f"The differentiated Tensor at index {unused[0]} appears to not have been "
-                        "used in the graph. Set allow_unused=True if this is the desired behavior."
-                    )
-                return tuple(found)
-        return self._engine.run_backward(
-            tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
-        )
+
+_backward = torch.ops.torch_tandem.backward.default
+_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _plain(tensors) -> bool:
-    """Whether all tensors are tandem tensors and none is of a subclass other than `Parameter`."""
-    return all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type == "tandem" for t in tensors)
+    """Whether no tensor is on the host, or of a subclass other than `Parameter`."""
+    for t in tensors:  # noqa: SIM110 (a generator expression takes twice the time)
+        if type(t) not in _TYPES or t.is_cpu:
+            return False
+    return True
+
+
+def _refuse_unused(found) -> None:
+    # `None in found` would call `Tensor.__eq__`, which raises internally and takes microseconds per tensor.
+    for i, grad in enumerate(found):
+        if grad is None:
+            raise RuntimeError(
+                f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set "
+                "allow_unused=True if this is the desired behavior."
+            )
 
 
 def _watched() -> bool:

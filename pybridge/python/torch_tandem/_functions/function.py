@@ -325,9 +325,9 @@ class Function:
         # A call that reads another value than a graph did takes another branch, and cannot confirm or refute
         # the graph.
         due = [graph for graph in due if _core.parting(graph.recorded.id, recorded.id) is None]
-        # Numbers that have turned out to vary since a graph was made are followed now, so the call cannot be
-        # compared with the graph.
-        for graph in [graph for graph in due if bool(graph.recorded.followed) != bool(recorded.followed)]:
+        # Numbers that have turned out to vary since a graph was made are followed now, and code that has run
+        # since may read gradients, so the call cannot be compared with the graph.
+        for graph in [graph for graph in due if not graph.recorded.is_comparable(recorded)]:
             due.remove(graph)
             recordings.remove(graph)
         if due:

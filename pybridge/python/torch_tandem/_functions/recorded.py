@@ -27,12 +27,21 @@ class Recorded:
     written: dict[Path, str]
     inputs: list[Spec]
     outputs: list[Spec]
+    # Whether the code that was known when the call began may depend on which tensors have gradients.
+    may_read_gradients: bool
     # The call's backward passes, and its arguments for making it again; None if no result requires grad.
     passes: Passes | None = None
     call: Call | None = None
     # The call's numbers that vary and are followed, if there are any.
     followed: Followed | None = None
     equal: int = 1
+
+    def is_comparable(self, other: "Recorded") -> bool:
+        """Whether both calls were recorded in the same way."""
+        return (
+            bool(self.followed) == bool(other.followed)
+            and self.may_read_gradients == other.may_read_gradients
+        )
 
 
 @dataclass

@@ -98,10 +98,10 @@ class Recorder:
         self._open = state
         containers = state.containers(arguments.objects)
         draws = _random_states()
-        reads_gradients = self.is_proven or self.world.may_read("grad")
+        may_read_gradients = self.is_proven or self.world.may_read("grad")
         opened = _Open()
         try:
-            if not _ops.record(arguments.tensors, state.tensors(), recordings.last, reads_gradients):
+            if not _ops.record(arguments.tensors, state.tensors(), recordings.last, may_read_gradients):
                 opened.is_open = False
                 return None
             result = self._observed(args, kwargs, arguments, followed)
@@ -134,7 +134,10 @@ class Recorder:
         recordings.keep(recording)
         holes = {key: Hole(i) for i, key in enumerate(results)}
         constants = [holes.get(id(leaf), leaf) for leaf in leaves]
-        recorded = Recorded(recording, state, spec, constants, written, inputs, specs(tensors))
+        outputs = specs(tensors)
+        recorded = Recorded(
+            recording, state, spec, constants, written, inputs, outputs, may_read_gradients
+        )  # fmt: skip
         if _ops.has_backward(recording):
             recorded.passes, recorded.call = Passes(), Call(args, kwargs, arguments.tensors)
             leaves = [attached[leaf.number] if type(leaf) is Hole else leaf for leaf in constants]

@@ -1,0 +1,107 @@
+#include "functions/host_effects.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "boundary/shim.h"
+#include "functions/call_backward.h"
+
+namespace tandem {
+
+namespace {
+
+bool is_host(const at::Tensor& t) { return t.defined() && t.is_cpu() && t.has_storage(); }
+
+template <class Each>
+void each_tensor(const c10::IValue& value, Each&& each) {
+  if (value.isTensor()) {
+    each(value.toTensor());
+  } else if (value.isList()) {
+    for (const auto& item : value.toListRef())
+      if (item.isTensor()) each(item.toTensor());
+  }
+}
+
+HostEffects* effects = nullptr;
+
+std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& call) {
+  if (!effects || !tt_is_program()) return nullptr;
+  return effects->before(call);
+}
+
+void observed(const at::RecordFunction& call, at::ObserverContext* inputs) {
+  if (effects && inputs) effects->after(call, static_cast<const HostEffects::Inputs&>(*inputs));
+}
+
+// Whether an operator has a kernel that handles host tensors itself, instead of only calling other operators.
+bool has_host_kernel(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::CPU) ||
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+}  // namespace
+
+HostEffects::HostEffects() {
+  auto callback = at::RecordFunctionCallback(&observe, &observed);
+  callback.needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION});
+  handle_ = at::addThreadLocalCallback(callback);
+  effects = this;
+}
+
+HostEffects::~HostEffects() {
+  effects = nullptr;
+  at::removeCallback(handle_);
+}
+
+std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunction& call) {
+  auto seen = std::make_unique<Inputs>();
+  const auto name = call.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  if (!op) return seen;
+  const auto& arguments = op->schema().arguments();
+  const auto inputs = call.inputs();
+  const bool is_kernel = has_host_kernel(*op);
+  for (size_t i = 0; i < std::min(inputs.size(), arguments.size()); i++) {
+    const auto* alias = arguments[i].alias_info();
+    each_tensor(inputs[i], [&](const at::Tensor& t) {
+      if (!is_host(t)) return;
+      const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      seen->storages.push_back(storage);
+      if (has_made(storage)) return;
+      if (alias && alias->isWrite())
+        refuse(
+            call,
+            " writes a host tensor. Keep the tensor on the device (for an optimizer: fused=True or capturable=True)");
+      seen->may_read |= is_kernel;
+    });
+  }
+  return seen;
+}
+
+void HostEffects::after(const at::RecordFunction& call, const Inputs& inputs) {
+  const auto is_input = [&](const c10::StorageImpl* storage) {
+    return std::find(inputs.storages.begin(), inputs.storages.end(), storage) != inputs.storages.end();
+  };
+  bool returns_tensors = false, computes = false;
+  for (const auto& output : call.outputs())
+    each_tensor(output, [&](const at::Tensor& t) {
+      returns_tensors |= t.defined();
+      if (!is_host(t)) return;
+      const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      if (is_input(storage)) return;
+      computes = true;
+      made_.emplace(storage, t.storage().getWeakStorageImpl());
+    });
+  reads_values |= !inputs.storages.empty() && !returns_tensors;
+  if (inputs.may_read && (computes || !returns_tensors))
+    refuse(call,
+           " reads a host tensor on the host, where a replay would not read it again. Use it in operators on the "
+           "device only, or pass what depends on it as an argument");
+}
+
+}  // namespace tandem
