@@ -12,6 +12,8 @@ use tandem_executor::ops::arguments::{dimension, ints};
 use tandem_executor::ops::express::TensorGeometry;
 use tandem_executor::shapes::Dims;
 
+/// Smallest number of bytes of a run that is copied faster by itself than by PyTorch's loop over elements.
+const SHORT_RUN: usize = 32;
 /// Maximum number of boxes that a rolled tensor consists of.
 const MAX_BOXES: usize = 8;
 
@@ -59,6 +61,9 @@ pub fn flip(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         return None;
     }
     let copy = Copy::of(&to.sizes, &strides, &to.strides, bytes);
+    if copy.run() < SHORT_RUN && count(&to.sizes) > SMALL {
+        return None;
+    }
     let part = Part { copy, from: (first * bytes) as isize, to: 0 };
     Some(rearranged(from, to, smallvec![part]))
 }
@@ -156,6 +161,9 @@ fn triangle(call: &Call<'_>, outputs: &Outputs, kept: fn(i64, i64, i64) -> (i64,
     let bytes = from.mem.size() as usize;
     let all = count(&from.sizes) / columns as usize;
     let row = columns as usize * bytes;
+    if row < SHORT_RUN && count(&from.sizes) > SMALL {
+        return None;
+    }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [from, to] = [0, 1].map(|w| data.of::<u8>(w));
         each_row(host, all, columns as usize, &|begin, end| {

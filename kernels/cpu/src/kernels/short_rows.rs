@@ -15,18 +15,30 @@ pub const ROWS: usize = 16;
 /// An element, or a result, of each row.
 pub type Lanes<T = f32> = [T; ROWS];
 
-/// The elements of some rows, transposed.
-pub struct Tile {
-    elements: [Lanes; LONG],
+/// The results of `value(x, r)` for the lanes `x`.
+///
+/// The standard library's `map` of an array would not do: it is compiled for any CPU, where a fused multiply-add is a call.
+#[inline(always)]
+pub fn each_lane<A: Copy, B: Copy + Default>(lanes: &Lanes<A>, value: impl Fn(A, usize) -> B) -> Lanes<B> {
+    let mut results = [B::default(); ROWS];
+    for (r, (result, x)) in results.iter_mut().zip(lanes).enumerate() {
+        *result = value(*x, r);
+    }
+    results
+}
+
+/// The elements of some rows of fewer than `MOST` elements, transposed.
+pub struct Tile<const MOST: usize = LONG> {
+    elements: [Lanes; MOST],
     n: usize,
 }
 
-impl Tile {
-    /// Loads up to [`ROWS`] rows of `n` elements, fewer than [`LONG`]. The lanes of missing rows are zero.
+impl<const MOST: usize> Tile<MOST> {
+    /// Loads up to [`ROWS`] rows of `n` elements. The lanes of missing rows are zero.
     #[inline(always)]
-    pub fn load(rows: &[f32], n: usize) -> Tile {
-        assert!(n < LONG && rows.len() <= n * ROWS, "the rows are not short");
-        let mut elements = [[0.0; ROWS]; LONG];
+    pub fn load(rows: &[f32], n: usize) -> Self {
+        assert!(n < MOST && rows.len() <= n * ROWS, "the rows are not short");
+        let mut elements = [[0.0; ROWS]; MOST];
         for (r, row) in rows.chunks_exact(n).enumerate() {
             for (i, x) in row.iter().enumerate() {
                 elements[i][r] = *x;
@@ -63,7 +75,7 @@ impl Tile {
 
     /// Replaces each element `x` of lane `r` by `value(x, y, r)`, where `y` is the other tile's element.
     #[inline(always)]
-    pub fn combine(&mut self, other: &Tile, value: impl Fn(f32, f32, usize) -> f32) {
+    pub fn combine(&mut self, other: &Self, value: impl Fn(f32, f32, usize) -> f32) {
         for (lanes, others) in self.elements[..self.n].iter_mut().zip(other.places()) {
             for (r, (x, y)) in lanes.iter_mut().zip(others).enumerate() {
                 *x = value(*x, *y, r);
@@ -85,7 +97,7 @@ impl Tile {
 
     /// Sums of the products of both tiles' elements.
     #[inline(always)]
-    pub fn products(&self, other: &Tile) -> Lanes<f64> {
+    pub fn products(&self, other: &Self) -> Lanes<f64> {
         let mut sums = [0.0; ROWS];
         for (a, b) in self.places().iter().zip(other.places()) {
             for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
@@ -114,9 +126,10 @@ pub fn each_range(
     host: &dyn HostKernels,
     [rows, n]: [usize; 2],
     cost: usize,
+    is_short: bool,
     body: &(dyn Fn(usize, usize) + Sync),
 ) {
-    let at_a_time = if n < LONG { ROWS } else { 1 };
+    let at_a_time = if is_short { ROWS } else { 1 };
     let ranges = rows.div_ceil(at_a_time);
     each_row(host, ranges, n * cost * at_a_time, &|begin, end| {
         body(begin * at_a_time, rows.min(end * at_a_time))
@@ -146,7 +159,7 @@ mod tests {
         #[test]
         fn rows_are_stored_as_they_were_loaded((n, x) in values()) {
             let mut y = vec![1.0; x.len()];
-            Tile::load(&x, n).store(&mut y);
+            Tile::<LONG>::load(&x, n).store(&mut y);
             prop_assert_eq!(
                 x.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
                 y.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
@@ -155,7 +168,7 @@ mod tests {
 
         #[test]
         fn sums_have_the_bits_of_sums_of_single_rows((n, x) in values()) {
-            let tile = Tile::load(&x, n);
+            let tile = Tile::<LONG>::load(&x, n);
             let (sums, products) = (tile.sums(|x, _| f64::from(x)), tile.products(&tile));
             for (r, row) in x.chunks_exact(n).enumerate() {
                 let bits = |sum: f64| if sum.is_nan() { f64::NAN.to_bits() } else { sum.to_bits() };

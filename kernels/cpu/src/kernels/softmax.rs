@@ -6,13 +6,17 @@ use tandem_tracegraph::node::Outputs;
 
 use crate::kernels::accumulate::{products, sum};
 use crate::kernels::kernel::{Addresses, Kernel};
-use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
+use crate::kernels::short_rows::{self, ROWS, each_lane, each_range};
 use crate::kernels::{contiguous, count, dimension, output};
 use crate::tiles::math::{exp, log};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
 
+/// Smallest number of elements of a row that is computed by itself. Each element costs enough for the tiles of longer
+/// rows than elsewhere to be worth their transposition.
+const LONG: usize = 32;
+type Tile = short_rows::Tile<LONG>;
 /// Number of maxima that are kept side by side.
 const LANES: usize = 16;
 
@@ -22,23 +26,17 @@ fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
     (last && !sizes.contains(&0)).then(|| [count(&sizes[..dim]), sizes[dim] as usize])
 }
 
-/// Kernel of rows, in two versions: for one row, and for any number of short rows of `n` elements.
+/// Kernel of rows of `n` elements, in two versions: for long rows and for short ones.
 #[derive(Clone, Copy)]
 struct Rows {
-    long: fn(&[f32], &mut [f32]),
+    long: fn(&[f32], usize, &mut [f32]),
     short: fn(&[f32], usize, &mut [f32]),
 }
 
 impl Rows {
     /// Computes some rows of `x` into as many rows of `y`.
     fn run(self, x: &[f32], n: usize, y: &mut [f32]) {
-        if n < LONG {
-            return (self.short)(x, n, y);
-        }
-        let rows = x.len() / n;
-        for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(y.len() / rows)) {
-            (self.long)(x, y);
-        }
+        if n < LONG { (self.short)(x, n, y) } else { (self.long)(x, n, y) }
     }
 }
 
@@ -50,7 +48,7 @@ fn forward(call: &Call<'_>, outputs: &Outputs, of: Rows) -> Option<Kernel> {
     let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
-        each_range(host, [rows, n], COST, &|from, to| {
+        each_range(host, [rows, n], COST, n < LONG, &|from, to| {
             let (at, len) = (from * n, (to - from) * n);
             // SAFETY: both windows have `rows` rows of `n` elements; one thread alone writes each row.
             let (x, y) = unsafe { (x.read(at, len), y.slice(at, len)) };
@@ -65,16 +63,16 @@ fn forward(call: &Call<'_>, outputs: &Outputs, of: Rows) -> Option<Kernel> {
 const COST: usize = 8;
 
 pub fn softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    forward(call, outputs, Rows { long: softmax_row, short: softmax_rows })
+    forward(call, outputs, Rows { long: softmax_long, short: softmax_short })
 }
 
 /// A softmax that returns zeros for a row of `-inf` alone.
 pub fn safe_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    forward(call, outputs, Rows { long: safe_softmax_row, short: safe_softmax_rows })
+    forward(call, outputs, Rows { long: safe_softmax_long, short: safe_softmax_short })
 }
 
 pub fn log_softmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    forward(call, outputs, Rows { long: log_softmax_row, short: log_softmax_rows })
+    forward(call, outputs, Rows { long: log_softmax_long, short: log_softmax_short })
 }
 
 /// `logsumexp(self, dim, keepdim)` over one dimension.
@@ -90,20 +88,20 @@ pub fn logsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     }
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
-        each_range(host, [rows, n], COST, &|from, to| {
+        each_range(host, [rows, n], COST, n < LONG, &|from, to| {
             // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one thread's.
             let (x, y) = unsafe { (x.read(from * n, (to - from) * n), y.slice(from, to - from)) };
-            Rows { long: logsumexp_row, short: logsumexp_rows }.run(x, n, y);
+            Rows { long: logsumexp_long, short: logsumexp_short }.run(x, n, y);
         });
         true
     };
     Some(Kernel::new(smallvec![x, y], smallvec![], work))
 }
 
-/// Kernel of the gradients of rows: for one row, and for any number of short rows of `n` elements.
+/// Kernel of the gradients of rows of `n` elements: for long rows and for short ones.
 #[derive(Clone, Copy)]
 struct Backward {
-    long: fn(&[f32], &[f32], &mut [f32]),
+    long: fn(&[f32], &[f32], usize, &mut [f32]),
     short: fn(&[f32], &[f32], usize, &mut [f32]),
 }
 
@@ -115,15 +113,11 @@ fn backward(call: &Call<'_>, outputs: &Outputs, of: Backward) -> Option<Kernel> 
     let [rows, n] = shape(&y.sizes, dimension(call, 2, y.sizes.len())?)?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [grad, y, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
-        each_range(host, [rows, n], COST, &|from, end| {
+        each_range(host, [rows, n], COST, n < LONG, &|from, end| {
             let (at, len) = (from * n, (end - from) * n);
             // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
             let (grad, y, to) = unsafe { (grad.read(at, len), y.read(at, len), to.slice(at, len)) };
-            if n < LONG {
-                return (of.short)(grad, y, n, to);
-            }
-            let rows = grad.chunks_exact(n).zip(y.chunks_exact(n)).zip(to.chunks_exact_mut(n));
-            rows.for_each(|((grad, y), to)| (of.long)(grad, y, to));
+            if n < LONG { (of.short)(grad, y, n, to) } else { (of.long)(grad, y, n, to) }
         });
         true
     };
@@ -131,11 +125,11 @@ fn backward(call: &Call<'_>, outputs: &Outputs, of: Backward) -> Option<Kernel> 
 }
 
 pub fn softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    backward(call, outputs, Backward { long: softmax_backward_row, short: softmax_backward_rows })
+    backward(call, outputs, Backward { long: softmax_backward_long, short: softmax_backward_short })
 }
 
 pub fn log_softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    backward(call, outputs, Backward { long: log_softmax_backward_row, short: log_softmax_backward_rows })
+    backward(call, outputs, Backward { long: log_softmax_backward_long, short: log_softmax_backward_short })
 }
 
 /// Returns an element without a bounds check, which would keep a loop from being vectorized.
@@ -189,7 +183,14 @@ pub(super) fn largest(x: &[f32]) -> f32 {
 }
 
 widest! {
-    fn softmax_row(x: &[f32], y: &mut [f32]) => run_softmax
+    fn softmax_long(x: &[f32], n: usize, y: &mut [f32]) => run_softmax_long
+}
+
+#[inline(always)]
+fn run_softmax_long(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)) {
+        run_softmax(x, y);
+    }
 }
 
 #[inline(always)]
@@ -208,7 +209,7 @@ fn run_softmax(x: &[f32], y: &mut [f32]) {
 }
 
 widest! {
-    fn softmax_rows(x: &[f32], n: usize, y: &mut [f32]) => run_softmax_short
+    fn softmax_short(x: &[f32], n: usize, y: &mut [f32]) => run_softmax_short
 }
 
 #[inline(always)]
@@ -217,14 +218,21 @@ fn run_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
         let mut tile = Tile::load(x, n);
         let most = tile.folded(larger);
         tile.update(|x, r| weight(x - most[r]));
-        let share = tile.sums(|x, _| f64::from(x)).map(|sum| (1.0 / sum) as f32);
+        let share = each_lane(&tile.sums(|x, _| f64::from(x)), |sum, _| (1.0 / sum) as f32);
         tile.update(|x, r| x * share[r]);
         tile.store(y);
     }
 }
 
 widest! {
-    fn safe_softmax_row(x: &[f32], y: &mut [f32]) => run_safe_softmax
+    fn safe_softmax_long(x: &[f32], n: usize, y: &mut [f32]) => run_safe_softmax_long
+}
+
+#[inline(always)]
+fn run_safe_softmax_long(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)) {
+        run_safe_softmax(x, y);
+    }
 }
 
 #[inline(always)]
@@ -236,8 +244,8 @@ fn run_safe_softmax(x: &[f32], y: &mut [f32]) {
     }
 }
 
-fn safe_softmax_rows(x: &[f32], n: usize, y: &mut [f32]) {
-    softmax_rows(x, n, y);
+fn safe_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
+    softmax_short(x, n, y);
     for (x, y) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)) {
         if x.iter().all(|x| *x == f32::NEG_INFINITY) {
             y.fill(0.0);
@@ -246,22 +254,40 @@ fn safe_softmax_rows(x: &[f32], n: usize, y: &mut [f32]) {
 }
 
 widest! {
-    fn log_softmax_row(x: &[f32], y: &mut [f32]) => run_log_softmax
+    fn log_softmax_long(x: &[f32], n: usize, y: &mut [f32]) => run_log_softmax_long
 }
 
 #[inline(always)]
-fn run_log_softmax(x: &[f32], y: &mut [f32]) {
-    let most = largest(x);
-    // SAFETY: `i < x.len()`.
-    let sum = sum(x.len(), |i| weight(unsafe { at(x, i) } - most));
-    let log = log(sum as f32);
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = x - most - log;
+fn run_log_softmax_long(x: &[f32], n: usize, y: &mut [f32]) {
+    let at_a_time = n * rows_at_a_time(n);
+    for (x, y) in x.chunks(at_a_time).zip(y.chunks_mut(at_a_time)) {
+        let (mut most, mut sums) = ([0.0; ROWS], [1.0; ROWS]);
+        for (r, (x, y)) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)).enumerate() {
+            most[r] = largest(x);
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = weight(x - most[r]);
+            }
+            // SAFETY: `i < y.len()`.
+            sums[r] = sum(y.len(), |i| unsafe { at(y, i) });
+        }
+        let logs = each_lane(&sums, |sum: f64, _| log(sum as f32));
+        for (r, (x, y)) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)).enumerate() {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = x - most[r] - logs[r];
+            }
+        }
     }
 }
 
+/// Number of long rows that are computed at a time. One logarithm alone takes as long as those of [`ROWS`] rows together,
+/// but rows of more elements than this do not stay in the cache until their sums' logarithms are known.
+#[inline(always)]
+fn rows_at_a_time(n: usize) -> usize {
+    if n <= 1024 { ROWS } else { 1 }
+}
+
 widest! {
-    fn log_softmax_rows(x: &[f32], n: usize, y: &mut [f32]) => run_log_softmax_short
+    fn log_softmax_short(x: &[f32], n: usize, y: &mut [f32]) => run_log_softmax_short
 }
 
 #[inline(always)]
@@ -269,43 +295,61 @@ fn run_log_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
     for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(n * ROWS)) {
         let mut tile = Tile::load(x, n);
         let most = tile.folded(larger);
-        let logs = tile.sums(|x, r| f64::from(weight(x - most[r]))).map(|sum| log(sum as f32));
+        let sums = tile.sums(|x, r| f64::from(weight(x - most[r])));
+        let logs = each_lane(&sums, |sum, _| log(sum as f32));
         tile.update(|x, r| x - most[r] - logs[r]);
         tile.store(y);
     }
 }
 
 widest! {
-    fn logsumexp_row(x: &[f32], y: &mut [f32]) => run_logsumexp
+    fn logsumexp_long(x: &[f32], n: usize, y: &mut [f32]) => run_logsumexp_long
 }
 
 #[inline(always)]
-fn run_logsumexp(x: &[f32], y: &mut [f32]) {
-    let most = largest(x);
-    // As in PyTorch, infinite maxima are not subtracted.
-    let most = if most.abs() == f32::INFINITY { 0.0 } else { most };
-    // SAFETY: `i < x.len()`.
-    let sum = sum(x.len(), |i| exp(unsafe { at(x, i) } - most));
-    y[0] = log(sum as f32) + most;
+fn run_logsumexp_long(x: &[f32], n: usize, y: &mut [f32]) {
+    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
+        let (mut most, mut sums) = ([0.0; ROWS], [1.0; ROWS]);
+        for (r, x) in x.chunks_exact(n).enumerate() {
+            most[r] = finite(largest(x));
+            // SAFETY: `i < x.len()`.
+            sums[r] = sum(x.len(), |i| exp(unsafe { at(x, i) } - most[r]));
+        }
+        let values = each_lane(&sums, |sum: f64, r| log(sum as f32) + most[r]);
+        y.copy_from_slice(&values[..y.len()]);
+    }
+}
+
+/// Returns the number, or 0 if it is infinite: as in PyTorch, infinite maxima are not subtracted.
+#[inline(always)]
+fn finite(most: f32) -> f32 {
+    if most.abs() == f32::INFINITY { 0.0 } else { most }
 }
 
 widest! {
-    fn logsumexp_rows(x: &[f32], n: usize, y: &mut [f32]) => run_logsumexp_short
+    fn logsumexp_short(x: &[f32], n: usize, y: &mut [f32]) => run_logsumexp_short
 }
 
 #[inline(always)]
 fn run_logsumexp_short(x: &[f32], n: usize, y: &mut [f32]) {
     for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
         let tile = Tile::load(x, n);
-        let most = tile.folded(larger).map(|most| if most.abs() == f32::INFINITY { 0.0 } else { most });
+        let most = each_lane(&tile.folded(larger), |most, _| finite(most));
         let sums = tile.sums(|x, r| f64::from(exp(x - most[r])));
-        let values: [f32; ROWS] = std::array::from_fn(|r| log(sums[r] as f32) + most[r]);
+        let values = each_lane(&sums, |sum, r| log(sum as f32) + most[r]);
         y.copy_from_slice(&values[..y.len()]);
     }
 }
 
 widest! {
-    fn softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_softmax_backward
+    fn softmax_backward_long(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_softmax_backward_long
+}
+
+#[inline(always)]
+fn run_softmax_backward_long(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) {
+    for ((grad, y), to) in grad.chunks_exact(n).zip(y.chunks_exact(n)).zip(to.chunks_exact_mut(n)) {
+        run_softmax_backward(grad, y, to);
+    }
 }
 
 #[inline(always)]
@@ -319,7 +363,7 @@ fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
 }
 
 widest! {
-    fn softmax_backward_rows(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_softmax_backward_short
+    fn softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_softmax_backward_short
 }
 
 #[inline(always)]
@@ -327,14 +371,21 @@ fn run_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32])
     let rows = grad.chunks(n * ROWS).zip(y.chunks(n * ROWS)).zip(to.chunks_mut(n * ROWS));
     for ((grad, y), to) in rows {
         let (mut grad, y) = (Tile::load(grad, n), Tile::load(y, n));
-        let sums = grad.products(&y).map(|sum| sum as f32);
+        let sums = each_lane(&grad.products(&y), |sum, _| sum as f32);
         grad.combine(&y, |grad, y, r| (grad - sums[r]) * y);
         grad.store(to);
     }
 }
 
 widest! {
-    fn log_softmax_backward_row(grad: &[f32], y: &[f32], to: &mut [f32]) => run_log_softmax_backward
+    fn log_softmax_backward_long(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_log_softmax_backward_long
+}
+
+#[inline(always)]
+fn run_log_softmax_backward_long(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) {
+    for ((grad, y), to) in grad.chunks_exact(n).zip(y.chunks_exact(n)).zip(to.chunks_exact_mut(n)) {
+        run_log_softmax_backward(grad, y, to);
+    }
 }
 
 #[inline(always)]
@@ -347,7 +398,7 @@ fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
 }
 
 widest! {
-    fn log_softmax_backward_rows(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_log_softmax_backward_short
+    fn log_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) => run_log_softmax_backward_short
 }
 
 #[inline(always)]
@@ -355,7 +406,7 @@ fn run_log_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f
     let rows = grad.chunks(n * ROWS).zip(y.chunks(n * ROWS)).zip(to.chunks_mut(n * ROWS));
     for ((grad, y), to) in rows {
         let (mut grad, y) = (Tile::load(grad, n), Tile::load(y, n));
-        let sums = grad.sums(|x, _| f64::from(x)).map(|sum| sum as f32);
+        let sums = each_lane(&grad.sums(|x, _| f64::from(x)), |sum, _| sum as f32);
         grad.combine(&y, |grad, y, r| grad - exp(y) * sums[r]);
         grad.store(to);
     }

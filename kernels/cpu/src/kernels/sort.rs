@@ -74,12 +74,61 @@ fn extreme<T: Element>(x: &[T], n: usize, step: usize, is_better: impl Fn(T, T) 
     found
 }
 
-/// The kernel that stores the extremes' values, if `values` is a window, and their positions.
+/// Values and positions of the extremes of short rows of `n` floats.
+type ShortExtremes = fn(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]);
+
+widest! {
+    fn short_largest(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]) => run_short_largest
+}
+
+#[inline(always)]
+fn run_short_largest(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]) {
+    short_extremes(x, n, values, positions, |a, b| a > b);
+}
+
+widest! {
+    fn short_smallest(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]) => run_short_smallest
+}
+
+#[inline(always)]
+fn run_short_smallest(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]) {
+    short_extremes(x, n, values, positions, |a, b| a < b);
+}
+
+#[inline(always)]
+fn short_extremes(
+    x: &[f32],
+    n: usize,
+    mut values: Option<&mut [f32]>,
+    positions: &mut [i64],
+    is_better: impl Fn(f32, f32) -> bool,
+) {
+    for (i, positions) in positions.chunks_mut(ROWS).enumerate() {
+        let rows = i * ROWS..i * ROWS + positions.len();
+        let tile = Tile::<LONG>::load(&x[rows.start * n..rows.end * n], n);
+        let (mut best, mut found) = (tile.places()[0], [0; ROWS]);
+        for (place, lanes) in (0i32..).zip(tile.places()).skip(1) {
+            for ((best, found), x) in best.iter_mut().zip(&mut found).zip(lanes) {
+                let takes = !best.is_nan() && (x.is_nan() || is_better(*x, *best));
+                *best = if takes { *x } else { *best };
+                *found = if takes { place } else { *found };
+            }
+        }
+        positions.iter_mut().zip(&found).for_each(|(to, place)| *to = i64::from(*place));
+        if let Some(values) = &mut values {
+            values[rows].copy_from_slice(&best[..positions.len()]);
+        }
+    }
+}
+
+/// The kernel that stores the extremes' values, if `values` is a window, and their positions. `short` is for rows of
+/// floats.
 fn extremes<T: Element>(
     x: TensorGeometry,
     [outer, n, inner]: [usize; 3],
     (values, positions): (Option<TensorGeometry>, TensorGeometry),
     is_better: fn(T, T) -> bool,
+    short: Option<ShortExtremes>,
 ) -> Option<Kernel> {
     let all = outer * inner;
     let has_values = values.is_some();
@@ -90,6 +139,19 @@ fn extremes<T: Element>(
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, positions, values) =
             (data.of::<T>(0), data.of::<i64>(1), has_values.then(|| data.of::<T>(2)));
+        if let Some(short) = short.filter(|_| is_short) {
+            let (x, values) = (data.of::<f32>(0), has_values.then(|| data.of::<f32>(2)));
+            each_range(host, [all, n], 2, true, &|begin, end| {
+                // SAFETY: the input has `all` rows of `n` floats, and each output has an element for each row. One thread
+                // alone writes each row's elements.
+                unsafe {
+                    let rows = x.read(begin * n, (end - begin) * n);
+                    let values = values.as_ref().map(|values| values.slice(begin, end - begin));
+                    short(rows, n, values, positions.slice(begin, end - begin));
+                }
+            });
+            return true;
+        }
         each_row(host, all, n, &|begin, end| {
             for item in begin..end {
                 let first = item / inner * n * inner + item % inner;
@@ -117,41 +179,55 @@ fn split(sizes: &[i64], dim: usize) -> [usize; 3] {
     [count(&sizes[..dim]), sizes[dim] as usize, count(&sizes[dim + 1..])]
 }
 
-fn along<T: Element>(call: &Call<'_>, outputs: &Outputs, is_better: fn(T, T) -> bool) -> Option<Kernel> {
+fn along<T: Element>(
+    call: &Call<'_>,
+    outputs: &Outputs,
+    is_better: fn(T, T) -> bool,
+    short: Option<ShortExtremes>,
+) -> Option<Kernel> {
     let x = contiguous(call, 0, T::MEM).filter(|x| !x.sizes.is_empty())?;
     let shape = split(&x.sizes, dimension(call, 1, x.sizes.len())?);
     let both = (Some(made(outputs, 0, T::MEM)?), made(outputs, 1, Mem::I64)?);
-    extremes(x, shape, both, is_better)
+    extremes(x, shape, both, is_better, short)
 }
 
 /// `max.dim(self, dim, keepdim)`: values and positions.
 pub fn max(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    along::<f32>(call, outputs, |a, b| a > b).or_else(|| along::<i64>(call, outputs, |a, b| a > b))
+    along::<f32>(call, outputs, |a, b| a > b, Some(short_largest))
+        .or_else(|| along::<i64>(call, outputs, |a, b| a > b, None))
 }
 
 /// `min.dim(self, dim, keepdim)`: values and positions.
 pub fn min(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    along::<f32>(call, outputs, |a, b| a < b).or_else(|| along::<i64>(call, outputs, |a, b| a < b))
+    along::<f32>(call, outputs, |a, b| a < b, Some(short_smallest))
+        .or_else(|| along::<i64>(call, outputs, |a, b| a < b, None))
 }
 
-fn positions<T: Element>(call: &Call<'_>, outputs: &Outputs, is_better: fn(T, T) -> bool) -> Option<Kernel> {
+fn positions<T: Element>(
+    call: &Call<'_>,
+    outputs: &Outputs,
+    is_better: fn(T, T) -> bool,
+    short: Option<ShortExtremes>,
+) -> Option<Kernel> {
     let (x, to) = (contiguous(call, 0, T::MEM)?, made(outputs, 0, Mem::I64)?);
     let shape = match call.args.get(1)? {
         Arg::None => [1, count(&x.sizes), 1],
         _ if x.sizes.is_empty() => return None,
         _ => split(&x.sizes, dimension(call, 1, x.sizes.len())?),
     };
-    extremes(x, shape, (None, to), is_better)
+    extremes(x, shape, (None, to), is_better, short)
 }
 
 /// `argmax(self, dim, keepdim)`.
 pub fn argmax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    positions::<f32>(call, outputs, |a, b| a > b).or_else(|| positions::<i64>(call, outputs, |a, b| a > b))
+    positions::<f32>(call, outputs, |a, b| a > b, Some(short_largest))
+        .or_else(|| positions::<i64>(call, outputs, |a, b| a > b, None))
 }
 
 /// `argmin(self, dim, keepdim)`.
 pub fn argmin(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    positions::<f32>(call, outputs, |a, b| a < b).or_else(|| positions::<i64>(call, outputs, |a, b| a < b))
+    positions::<f32>(call, outputs, |a, b| a < b, Some(short_smallest))
+        .or_else(|| positions::<i64>(call, outputs, |a, b| a < b, None))
 }
 
 /// `amax(self, dim, keepdim)` over adjacent dimensions.
@@ -190,12 +266,12 @@ fn values(
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
         if is_short {
-            each_range(host, [outer, n], 1, &|begin, end| {
+            each_range(host, [outer, n], 1, true, &|begin, end| {
                 // SAFETY: the input has `outer` rows of `n` elements, the output one element for each; one thread alone
                 // writes each.
                 let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
                 for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
-                    y.copy_from_slice(&Tile::load(x, n).folded(&better)[..y.len()]);
+                    y.copy_from_slice(&Tile::<LONG>::load(x, n).folded(&better)[..y.len()]);
                 }
             });
             return true;

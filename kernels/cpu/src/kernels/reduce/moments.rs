@@ -7,7 +7,7 @@ use tandem_tracegraph::node::Outputs;
 use crate::kernels::accumulate::{products, sum, wide_sum};
 use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::reduce::sums;
-use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, each_range};
+use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, each_lane, each_range};
 use crate::kernels::softmax::at;
 use crate::kernels::{contiguous, count, output};
 use crate::widest::widest;
@@ -50,7 +50,7 @@ fn reduced(
             return false;
         }
         let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
-        each_range(host, [rows, n], 2, &|begin, end| {
+        each_range(host, [rows, n], 2, n < LONG, &|begin, end| {
             // SAFETY: the input has `rows` rows of `n` elements, the output one element for each; one thread alone
             // writes each.
             let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
@@ -120,8 +120,8 @@ widest! {
 
 #[inline(always)]
 fn run_short_squares_about_mean(x: &[f32], n: usize, to: &mut Lanes<f64>) {
-    let tile = Tile::load(x, n);
-    let mean = tile.sums(|x, _| f64::from(x)).map(|sum| sum / n as f64);
+    let tile = Tile::<LONG>::load(x, n);
+    let mean = each_lane(&tile.sums(|x, _| f64::from(x)), |sum, _| sum / n as f64);
     *to = tile.sums(|x, r| {
         let distance = f64::from(x) - mean[r];
         distance * distance
@@ -154,8 +154,8 @@ widest! {
 #[inline(always)]
 fn run_short_roots_of_squares(x: &[f32], n: usize, y: &mut [f32]) {
     for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
-        let tile = Tile::load(x, n);
-        let roots = tile.products(&tile).map(|squares| squares.sqrt() as f32);
+        let tile = Tile::<LONG>::load(x, n);
+        let roots = each_lane(&tile.products(&tile), |squares, _| squares.sqrt() as f32);
         y.copy_from_slice(&roots[..y.len()]);
     }
 }

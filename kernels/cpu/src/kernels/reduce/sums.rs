@@ -7,7 +7,7 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
-use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, each_lane, each_range};
 use crate::kernels::softmax::at;
 use crate::kernels::{accumulate, contiguous, count, each_row, is_contiguous, output};
 use crate::widest::widest;
@@ -241,7 +241,7 @@ pub fn short_sums(
     elements: &(dyn Fn(usize, usize, &mut Consumer<'_>) + Sync),
 ) {
     let sums = SendPtr(to.as_mut_ptr());
-    each_range(host, [rows, n], 1, &|begin, end| {
+    each_range(host, [rows, n], 1, true, &|begin, end| {
         // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are disjoint.
         let sums = unsafe { sums.slice(begin, end - begin) };
         let at_a_time = BLOCK / n;
@@ -260,7 +260,8 @@ widest! {
 #[inline(always)]
 fn run_short_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) {
     for (x, to) in x.chunks(n * ROWS).zip(to.chunks_mut(ROWS)) {
-        let sums = Tile::load(x, n).sums(|x, _| f64::from(x)).map(|sum| (sum * by) as f32);
+        let sums = Tile::<LONG>::load(x, n).sums(|x, _| f64::from(x));
+        let sums = each_lane(&sums, |sum, _| (sum * by) as f32);
         to.copy_from_slice(&sums[..to.len()]);
     }
 }
