@@ -57,7 +57,9 @@ fn open_executor() -> Result<Box<dyn Executor>, String> {
 
 /// Token of the program's thread, whose ops are traced: the thread that imported Tandem, until another thread takes
 /// over.
-static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(0);
+static PROGRAM_THREAD: AtomicUsize = AtomicUsize::new(NO_THREAD);
+/// The token of no thread.
+const NO_THREAD: usize = 0;
 
 /// The collection of storages that die on the program's thread.
 static COLLECTOR: Mutex<Option<Collector>> = Mutex::new(Rank::Collector, None);
@@ -255,8 +257,42 @@ pub fn is_program_thread() -> bool {
     PROGRAM_THREAD.load(Ordering::Relaxed) == thread_token()
 }
 
+/// Returns whether the calling thread is the program's thread. If that thread has ended, the calling thread takes its
+/// place, unless a call of a function is open.
+pub fn is_program_thread_or_next() -> bool {
+    match PROGRAM_THREAD.load(Ordering::Relaxed) {
+        NO_THREAD => take_over(),
+        token => token == thread_token(),
+    }
+}
+
+#[cold]
+fn take_over() -> bool {
+    let (mut engine, order) = (lock(), Ordering::Relaxed);
+    let taken = !engine.has_open_call()
+        && PROGRAM_THREAD.compare_exchange(NO_THREAD, thread_token(), order, order).is_ok();
+    if taken {
+        claim_program_thread();
+        engine.mark_step();
+    }
+    taken
+}
+
+/// Frees the program's place when the thread that has it ends. Another thread may get the same token later.
+struct Place;
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let order = Ordering::Relaxed;
+        // The exchange fails if another thread has become the program's.
+        let _ = PROGRAM_THREAD.compare_exchange(thread_token(), NO_THREAD, order, order);
+    }
+}
+
 /// Makes the calling thread the program's thread.
 pub fn claim_program_thread() {
+    thread_local!(static PLACE: Place = const { Place });
+    PLACE.with(|_| ());
     if let Some(before) = COLLECTOR.lock().replace(collects_deaths()) {
         before.stop();
     }
@@ -279,7 +315,7 @@ fn dispatch(op: u32, device: u8, args: &[TtArg], reply: &mut Reply) -> Result<()
     unsafe { ttc_site(&raw mut place) };
     let node = AutogradNode { id: place.node, sequence: place.node_sequence };
     let mut site = Site {
-        program_thread: is_program_thread(),
+        program_thread: is_program_thread_or_next(),
         sequence: place.sequence,
         node: (place.node != 0).then_some(node),
         stack: None,
@@ -654,7 +690,7 @@ extern "C" fn tt_describe_issued(issued: TtIssued, text: *mut c_char, capacity: 
 
 #[unsafe(no_mangle)]
 extern "C" fn tt_is_program() -> i32 {
-    i32::from(!in_executor() && is_program_thread())
+    i32::from(!in_executor() && is_program_thread_or_next())
 }
 
 #[unsafe(no_mangle)]

@@ -15,8 +15,8 @@ use tandem_tracegraph::text::list_call;
 
 use crate::convert::{context_of, items, storage_of};
 use crate::engine::{
-    Raise, check_process, finish_inline_work, for_shim, is_program_thread, lock, memory_stack,
-    note_memory_stack, wait_for,
+    Raise, check_process, finish_inline_work, for_shim, is_program_thread, is_program_thread_or_next, lock,
+    memory_stack, note_memory_stack, wait_for,
 };
 use crate::ffi::*;
 use crate::host::OPERATORS;
@@ -257,6 +257,7 @@ pub fn drop_recording(id: u64) {
 
 #[unsafe(no_mangle)]
 extern "C" fn tt_record_begin() -> i32 {
+    is_program_thread_or_next();
     let mut engine = lock();
     // The check is made under the engine's lock, because a thread becomes the program's under this lock.
     i32::from(is_program_thread() && engine.begin_recording())

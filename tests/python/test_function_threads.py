@@ -7,6 +7,8 @@ import threading
 import pytest
 import torch
 import torch_tandem
+from functions import data
+from torch import nn
 from torch_tandem._functions import recorder
 
 
@@ -79,3 +81,25 @@ def test_operators_of_other_threads_are_no_part_of_a_call():
         done.set()
         thread.join()
     assert step.cache_info().hits > 100
+
+
+def test_a_thread_that_made_optimizer_steps_has_ended():
+    """The thread that makes steps becomes the program's. When it has ended, another thread takes its place."""
+    weight = nn.Parameter(torch.ones(3, device="tandem"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def steps():
+        for _ in range(3):
+            (weight * 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for _ in range(4):
+        thread = threading.Thread(target=steps)
+        thread.start()
+        thread.join()
+    double = torch_tandem.function(lambda x: x * 2 + weight.detach())
+    for i in range(20):
+        x = data(3, seed=i)
+        assert torch.equal(double(x.to("tandem")).cpu(), x * 2 + weight.detach().cpu())
+    assert double.cache_info().hits > 5

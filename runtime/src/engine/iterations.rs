@@ -61,6 +61,11 @@ impl Engine {
         is_idle && !self.functions.is_open()
     }
 
+    /// Whether a call of a function is being recorded or replayed.
+    pub fn has_open_call(&self) -> bool {
+        self.functions.is_open()
+    }
+
     /// Begins an iteration, before its first op.
     pub(super) fn begin_iteration(&mut self) {
         if self.iteration.number == 1 {
