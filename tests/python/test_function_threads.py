@@ -84,7 +84,7 @@ def test_operators_of_other_threads_are_no_part_of_a_call():
 
 
 def test_a_thread_that_made_optimizer_steps_has_ended():
-    """The thread that makes steps becomes the program's. When it has ended, another thread takes its place."""
+    """The thread that makes steps becomes the program's. When it has ended, another one takes its place."""
     weight = nn.Parameter(torch.ones(3, device="tandem"))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -99,7 +99,8 @@ def test_a_thread_that_made_optimizer_steps_has_ended():
         thread.start()
         thread.join()
     double = torch_tandem.function(lambda x: x * 2 + weight.detach())
-    for i in range(20):
+    # `join` returns before the operating system's thread has ended.
+    for i in range(200):
         x = data(3, seed=i)
         assert torch.equal(double(x.to("tandem")).cpu(), x * 2 + weight.detach().cpu())
-    assert double.cache_info().hits > 5
+    assert double.cache_info().hits > 50
