@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_tandem
 from functions import data, replayed
+from torch import nn
 
 # If an audit finds a difference, either a call was replayed wrongly, or the audit is wrong.
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
@@ -141,3 +142,23 @@ def test_code_that_may_read_gradients_and_runs_first_after_the_graph_was_made():
         x = data(2, 3, seed=i)
         assert torch.equal(step(x.to("tandem")).cpu(), x * (1.0 if i < 2 else 2.0)), i
     assert step.cache_info().hits > 20
+
+
+def test_calls_within_a_module_and_by_themselves():
+    """An iteration ends with an outermost call of a module, so not with one in another module's call."""
+    layer = nn.BatchNorm1d(3).to("tandem")
+
+    def normalized(x):
+        with torch.no_grad():
+            return layer(x)
+
+    inner = torch_tandem.function(normalized, on_mismatch="raise")
+
+    class Outer(nn.Module):
+        def forward(self, x):
+            return inner(x)
+
+    outer = Outer()
+    for i in range(80):
+        (outer if i % 8 == 7 or i > 60 else inner)(data(4, 3, seed=i).to("tandem"))
+    assert inner.cache_info().hits > 10

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils import _pytree
 
+from torch_tandem import _core
 from torch_tandem._functions.call_backward import Call, Hole, Passes
 from torch_tandem._functions.concrete import Spec
 from torch_tandem._functions.state import Path, State
@@ -37,10 +38,13 @@ class Recorded:
     equal: int = 1
 
     def is_comparable(self, other: "Recorded") -> bool:
-        """Whether both calls were recorded in the same way."""
+        """Whether both calls were recorded in the same way and at places of the program where iterations end
+        alike: an outermost call of a module ends one.
+        """
         return (
             bool(self.followed) == bool(other.followed)
             and self.may_read_gradients == other.may_read_gradients
+            and _core.ends_of(self.id) == _core.ends_of(other.id)
         )
 
 
