@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from interrupts import interrupted
-from torch_tandem._command.compare import Process, measure, needed, ratios, spread
+from torch_tandem._command import compare as comparing
+from torch_tandem._command.compare import Process, kernels_advice, measure, needed, ratios, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -237,3 +238,42 @@ def test_another_branch_is_told(tmp_path, query, shuffle, told):
 def test_bad_arguments_are_refused():
     assert "No such file" in compare("missing.py").stderr
     assert "10 iterations" in compare("--steps", "3", "examples/digits.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("loss", "seconds", "made", "said"),
+    [
+        (0.5, 0.008, 1000, "1.25 times as fast as with its own, in the median of 8 pairs"),
+        (0.5, 0.012, 1000, ""),  # PyTorch's kernels are slower
+        (0.01, 0.008, 1000, None),  # operators lose next to nothing, so nothing is tried
+        (0.5, 0.008, 25, ""),  # the script ends too early
+    ],
+)
+def test_pytorchs_kernels_are_recommended_where_tandem_is_faster_with_them(
+    monkeypatch, loss, seconds, made, said
+):
+    """Stand-ins for the processes have iterations of given lengths."""
+    tried = []
+
+    class Stand(Process):
+        def start(self, side, **variables):
+            tried.append(variables)
+            self.each, self.left = seconds, made
+
+        def run(self, count, *options):
+            ran = min(count, self.left)
+            self.left, self.iterations, self.ended = self.left - ran, self.iterations + ran, ran < count
+            return {"steps": ran, "seconds": ran * self.each, "last": self.ended}
+
+        def stop(self):
+            tried.append("stopped")
+
+    monkeypatch.setattr(comparing, "Process", Stand)
+    monkeypatch.delenv("TANDEM_KERNELS", raising=False)
+    eager, tandem = Stand("eager", []), Stand("Tandem", [])
+    tandem.each, tandem.left, tandem.per_step = 0.010, 10**6, [0.010] * 4
+    for side, share in ((eager, 1.0), (tandem, 1.0 + loss)):
+        side.operators = {"aten::mul": [0.010 * comparing.PROFILED * share, comparing.PROFILED]}
+    text = kernels_advice(eager, tandem, 400)
+    assert said in text if said else text == ""
+    assert tried == ([] if said is None else [{"TANDEM_KERNELS": "aten"}])

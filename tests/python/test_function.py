@@ -343,6 +343,7 @@ def test_an_interrupt_anywhere_in_a_recorded_call(number):
         is_interrupted = interrupted(lambda step=step: step(x), line)
         assert torch.ops.torch_tandem.may_record(), line
         assert sys.getprofile() is None and observe.observing == 0, line
+        assert torch._C._is_torch_function_enabled(), line
         assert torch.equal(step(x), x.tanh()), line
     assert line > 100
 

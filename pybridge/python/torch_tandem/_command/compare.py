@@ -28,6 +28,12 @@ FAR = 1e-4
 """Relative difference of the first unequal losses that rounding cannot explain."""
 PROFILED = 10
 """Number of iterations after the measured ones that are profiled by operator."""
+LOSS = 0.05
+"""Share of an iteration's time that operators must lose to eager for PyTorch's kernels to be tried."""
+TRIED = 8
+"""Maximum number of measured blocks with PyTorch's kernels."""
+GAIN = 1.03
+"""Lower quartile of the ratios from which PyTorch's kernels are recommended."""
 _ROWS = 8
 _SHOWN_LOSSES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -52,12 +58,12 @@ class Process:
     operators: dict[str, list[float]] = field(default_factory=dict)
     ended: bool = False
 
-    def start(self, side: str) -> None:
-        """Start the process, which runs the script up to the end of its first iteration."""
+    def start(self, side: str, **variables: str) -> None:
+        """Start the process, with these environment variables, up to the end of the first iteration."""
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         path = os.path.join(os.path.dirname(__file__), "compared.py")
-        env = os.environ | {"KINETO_LOG_LEVEL": "99"}  # PyTorch's profiler logs to stderr
+        env = os.environ | variables | {"KINETO_LOG_LEVEL": "99"}  # PyTorch's profiler logs to stderr
         if side == "eager":  # PyTorch must not load Tandem by itself
             env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         command = [sys.executable, path, side, str(requests), str(answers), *self.command]
@@ -98,6 +104,7 @@ def compare(command: list[str], steps: int) -> int:
         for side, name in zip(sides, ("eager", "tandem"), strict=True):
             side.start(name)
         measure(eager, tandem, steps)
+        advice = kernels_advice(eager, tandem, steps)
     except Failed as failure:
         console.print(f"tandem: {failure}", style="bold")
         return 1
@@ -109,6 +116,8 @@ def compare(command: list[str], steps: int) -> int:
     for note in (spread(eager, tandem), branches(eager, tandem)):
         if note:
             console.print(f"\n{note}", style="bold")
+    if advice:
+        console.print(f"\n{advice}", style="bold")
     for title, table in (losses(eager.losses, tandem.losses), operators(eager, tandem)):
         console.print(f"\n{title}")
         if table is not None:
@@ -137,6 +146,41 @@ def measure(eager: Process, tandem: Process, steps: int) -> None:
     for side in sides:
         if not eager.ended and not tandem.ended:
             side.operators = side.run(PROFILED, PROFILE)["operators"]
+
+
+def kernels_advice(eager: Process, tandem: Process, steps: int) -> str:
+    """Return a text that recommends PyTorch's kernels if Tandem is faster with them, or else an empty one.
+
+    They are tried, in turn with Tandem's own, if operators lose time to eager.
+    """
+    if len(tandem.per_step) < 2 or tandem.ended or os.environ.get("TANDEM_KERNELS") == "aten":
+        return ""
+    each = statistics.median(tandem.per_step)
+    if sum(lost for lost, *_ in slower(eager, tandem)) / PROFILED < LOSS * each:
+        return ""
+    other = Process("Tandem with PyTorch's kernels", tandem.command)
+    try:
+        other.start("tandem", TANDEM_KERNELS="aten")
+        other.run(_warm_up(steps))
+        found = []
+        for _ in range(TRIED):
+            block = max(1, min(round(BLOCK_SECONDS / each), _block(other.iterations)))
+            answers = [side.run(block) for side in (tandem, other) if not tandem.ended and not other.ended]
+            if len(answers) < 2 or answers[1]["last"]:
+                break
+            found.append([answer["seconds"] / answer["steps"] for answer in answers])
+    except Failed:
+        return ""
+    finally:
+        if hasattr(other, "_process"):  # it has been started
+            other.stop()
+    low, middle, _ = quartiles([own / pytorchs for own, pytorchs in found] or [1.0])
+    if len(found) < 2 or low < GAIN:
+        return ""
+    return (
+        f"With PyTorch's kernels (TANDEM_KERNELS=aten) Tandem is {middle:.2f} times as fast as with its own, "
+        f"in the median of {len(found)} pairs of blocks."
+    )
 
 
 def _warm_up(steps: int) -> int:
@@ -266,10 +310,11 @@ def losses(eager: list[float], tandem: list[float]) -> tuple[str, Table | None]:
     return title, table
 
 
-def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
-    """Return a table of the operators that take more time on Tandem than in eager, the largest loss first."""
-    if not eager.operators or not tandem.operators:
-        return "operators: not measured, because the script ended before", None
+def slower(eager: Process, tandem: Process) -> list[tuple[float, str, float, float, float]]:
+    """Return the operators that take more time on Tandem than in eager, the largest loss first.
+
+    Each is the loss in seconds, the name, the number of calls, and the times in eager and on Tandem.
+    """
     # The time of a fused kernel is divided among its operators in proportion to the operators' times in
     # eager.
     before = {name: seconds / count for name, (seconds, count) in eager.operators.items() if count}
@@ -284,12 +329,20 @@ def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
         spent, calls = eager.operators.get(op, [0.0, 0])
         if calls and seconds > spent:
             lost.append((seconds - spent, op, calls, spent, seconds))
+    return sorted(lost, reverse=True)
+
+
+def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
+    """Return a table of the operators that take more time on Tandem than in eager, the largest loss first."""
+    if not eager.operators or not tandem.operators:
+        return "operators: not measured, because the script ended before", None
+    lost = slower(eager, tandem)
     if not lost:
         return "operators: none takes more time on Tandem than in eager", None
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("operator", "calls", "eager, us", "Tandem, us"):
         table.add_column(column, justify="left" if column == "operator" else "right")
-    for _, op, calls, spent, seconds in sorted(lost, reverse=True)[:_ROWS]:
+    for _, op, calls, spent, seconds in lost[:_ROWS]:
         row = (f"{1e6 * t / PROFILED:.1f}" for t in (spent, seconds))
         table.add_row(op, f"{calls / PROFILED:.4g}", *row)
     return "operators that take more time on Tandem, a step, with the cost of measuring them", table

@@ -682,21 +682,25 @@ def _prepare_names(walk: _Walk) -> None:
 
 def state_of(function: Callable, objects: list, world: World) -> State:
     """List the state that a call of a function with these objects as arguments could read."""
+    # An interrupt at the end of a `with` statement would leave `__torch_function__` off.
+    return torch._C._disabled_torch_function_impl(_state_of, (), (function, objects, world), {})
+
+
+def _state_of(function: Callable, objects: list, world: World) -> State:
     walk = _Walk(world)
     walk.state.objects = len(objects)
     try:
-        with torch._C.DisableTorchFunction():
-            _prepare_names(walk)
-            _begin(walk, function)
-            for i, value in enumerate(objects):
-                walk.add("o", -1, i, f"argument {i}", ("o", i), value)
-            for code, namespace in list(world.codes.values()):
-                walk.globals_of(code, namespace)
-            for found in list(world.functions.values()):
-                walk.root(found.__qualname__, found)
-            for setting in list(world.settings.values()):
-                walk.setting(setting)
-            walk.run()
+        _prepare_names(walk)
+        _begin(walk, function)
+        for i, value in enumerate(objects):
+            walk.add("o", -1, i, f"argument {i}", ("o", i), value)
+        for code, namespace in list(world.codes.values()):
+            walk.globals_of(code, namespace)
+        for found in list(world.functions.values()):
+            walk.root(found.__qualname__, found)
+        for setting in list(world.settings.values()):
+            walk.setting(setting)
+        walk.run()
     except Unknown as unknown:
         walk.state.refusal = str(unknown)
     return walk.state
