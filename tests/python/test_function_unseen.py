@@ -245,12 +245,16 @@ def test_settings_of_numpy():
 
 
 def test_names_in_the_table_of_pytorchs_functions():
-    """A misspelt name would refuse what the table means to allow."""
+    """A misspelt name would refuse what the table means to allow. Older versions lack some functions."""
+    if torch.__version__ < "2.15":
+        pytest.skip("the table has functions of torch 2.15")
     missing = [
         f"{module}.{name}"
         for module, names in torch_callables._FUNCTIONS.items()
         for name in names
-        if not hasattr(importlib.import_module(module), name) and name not in METHODS_OF_PYBIND
+        if not hasattr(importlib.import_module(module), name)
+        and name not in METHODS_OF_PYBIND
+        and not name.startswith("_cuda_")  # functions of builds with CUDA
     ]
     missing += [name for name in torch_callables._METHODS_OF_TENSORS if not hasattr(torch.Tensor, name)]
     assert not missing
