@@ -17,7 +17,8 @@ pub type Lanes<T = f32> = [T; ROWS];
 
 /// The results of `value(x, r)` for the lanes `x`.
 ///
-/// The standard library's `map` of an array would not do: it is compiled for any CPU, where a fused multiply-add is a call.
+/// The standard library's `map` of an array would not do: it is compiled for any CPU of the architecture, and there each
+/// fused multiply-add in `value` would be a call of a function of libm.
 #[inline(always)]
 pub fn each_lane<A: Copy, B: Copy + Default>(lanes: &Lanes<A>, value: impl Fn(A, usize) -> B) -> Lanes<B> {
     let mut results = [B::default(); ROWS];

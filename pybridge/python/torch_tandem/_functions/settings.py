@@ -27,7 +27,8 @@ _COMPARED = frozenset(
         "_get_deterministic_fill_uninitialized_memory", "_get_mkldnn_enabled", "is_anomaly_enabled",
         "_get_tracing_state", "_is_tracing", "_is_torch_function_enabled", "_is_fwd_grad_enabled",
         "_is_torch_function_mode_enabled", "_are_functorch_transforms_active",
-        "_get_privateuse1_backend_name", "_has_torch_function_variadic",
+        "_get_privateuse1_backend_name", "_has_torch_function_variadic", "_len_torch_dispatch_stack",
+        "_len_torch_function_stack",
     }
 )  # fmt: skip
 # A change after which the setting is as before, or which a replay repeats.
