@@ -1,103 +1,117 @@
 //! Sums of many floats, accumulated in `f64`: the error of a result is that of its final rounding, however long the
-//! sum.
+//! sum. For sums that are results by themselves, few values are added as floats first, which takes half the time.
 //!
 //! A product of two floats is exact in `f64`. The order of the additions depends on the number of values alone, not
 //! on the CPU's SIMD units.
 
+use std::hint::black_box;
+
+use crate::kernels::long_rows::{self, New};
+
 /// Number of partial sums that are kept side by side.
-const LANES: usize = 32;
+const LANES: usize = 2 * HALF;
 /// Number of partial sums that take half a vector of remaining values.
-const HALF: usize = LANES / 2;
+const HALF: usize = long_rows::LANES;
 
-/// An accumulator for floats.
-#[derive(Clone, Copy)]
-struct Sum {
-    lanes: [f64; LANES],
-    /// Sum of the values that do not fill `HALF` lanes, kept apart so that the lanes stay in registers.
-    rest: f64,
-}
-
-impl Sum {
-    /// Returns an empty sum.
-    #[inline(always)]
-    pub fn new() -> Sum {
-        Sum { lanes: [0.0; LANES], rest: 0.0 }
-    }
-
-    /// Adds `value(0)` to `value(n - 1)`.
-    #[inline(always)]
-    fn add_all(&mut self, n: usize, value: impl Fn(usize) -> f64) {
-        let (whole, halves) = (n / LANES * LANES, n / HALF * HALF);
-        let mut at = 0;
-        while at < whole {
-            for (i, lane) in self.lanes.iter_mut().enumerate() {
-                *lane += value(at + i);
-            }
-            at += LANES;
-        }
-        if whole < halves {
-            for (i, lane) in self.lanes[..HALF].iter_mut().enumerate() {
-                *lane += value(whole + i);
-            }
-        }
-        for i in halves..n {
-            self.rest += value(i);
-        }
-    }
-
-    /// Adds `value(0)` to `value(n - 1)`.
-    #[inline(always)]
-    pub fn add(&mut self, n: usize, value: impl Fn(usize) -> f32) {
-        self.add_all(n, |i| f64::from(value(i)));
-    }
-
-    /// Adds `a(i) * b(i)` for `i` below `n`.
-    #[inline(always)]
-    pub fn add_products(&mut self, n: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) {
-        self.add_all(n, |i| f64::from(a(i)) * f64::from(b(i)));
-    }
-
-    /// Returns the sum of the lanes, added pairwise in halves, and the rest.
-    #[inline(always)]
-    pub fn total(&self) -> f64 {
-        let half: [f64; HALF] = halved(&self.lanes);
-        let [a, b, c, d] = halved::<4>(&halved::<8>(&half));
-        (a + c) + (b + d) + self.rest
-    }
-}
-
-/// Adds the second half of the lanes to the first.
+/// Returns the sum of `value(0)` to `value(n - 1)`, which are no floats. Fewer than `HALF` values are added in order.
 #[inline(always)]
-fn halved<const N: usize>(lanes: &[f64]) -> [f64; N] {
-    let mut sums = [0.0; N];
-    for (i, sum) in sums.iter_mut().enumerate() {
-        *sum = lanes[i] + lanes[i + N];
+pub fn wide_sum(n: usize, value: impl Fn(usize) -> f64) -> f64 {
+    if n < HALF {
+        return (0..n).fold(0.0, |sum, i| sum + value(i));
     }
-    sums
+    // Each array is used as a whole, so that it stays in registers.
+    let (mut low, mut high) = ([0.0; HALF], [0.0; HALF]);
+    let mut at = 0;
+    while n - at >= LANES {
+        for (i, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
+            *low += value(at + i);
+            *high += value(at + HALF + i);
+        }
+        at += LANES;
+    }
+    if n - at >= HALF {
+        for (i, low) in low.iter_mut().enumerate() {
+            *low += value(at + i);
+        }
+        at += HALF;
+    }
+    if at < n {
+        let new = New::after(HALF - (n - at));
+        for (i, high) in high.iter_mut().enumerate() {
+            *high += new.or_zero(i, value(n - HALF + i));
+        }
+    }
+    for (low, high) in low.iter_mut().zip(high) {
+        *low += high;
+    }
+    total(&low)
 }
 
 /// Returns the sum of `value(0)` to `value(n - 1)`.
 #[inline(always)]
 pub fn sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
-    let mut sum = Sum::new();
-    sum.add(n, value);
-    sum.total()
-}
-
-/// Returns the sum of `value(0)` to `value(n - 1)`, which are no floats.
-#[inline(always)]
-pub fn wide_sum(n: usize, value: impl Fn(usize) -> f64) -> f64 {
-    let mut sum = Sum::new();
-    sum.add_all(n, value);
-    sum.total()
+    wide_sum(n, |i| f64::from(value(i)))
 }
 
 /// Returns the sum of `a(i) * b(i)` for `i` below `n`.
 #[inline(always)]
 pub fn products(n: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f64 {
-    let mut sum = Sum::new();
-    sum.add_products(n, a, b);
-    sum.total()
+    wide_sum(n, |i| f64::from(a(i)) * f64::from(b(i)))
+}
+
+/// Number of vectors of floats that are added before the sums are added in `f64`.
+const VECTORS: usize = 8;
+
+/// Returns the sum of `value(0)` to `value(n - 1)`. At most eight values are added as floats, so that the error is below
+/// eight roundings of the sum of their magnitudes; usually it is the error of two.
+#[inline(always)]
+pub fn float_sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
+    if n < HALF {
+        return sum(n, value);
+    }
+    let (mut lanes, mut rest) = ([0.0f64; HALF], [0.0f32; HALF]);
+    let mut at = 0;
+    while n - at >= VECTORS * HALF {
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            let x = |vector: usize| value(at + vector * HALF + i);
+            *lane += f64::from(((x(0) + x(1)) + (x(2) + x(3))) + ((x(4) + x(5)) + (x(6) + x(7))));
+        }
+        at += VECTORS * HALF;
+    }
+    while n - at >= HALF {
+        for (i, lane) in rest.iter_mut().enumerate() {
+            *lane += value(at + i);
+        }
+        at += HALF;
+    }
+    if at < n {
+        let new = New::after(HALF - (n - at));
+        for (i, lane) in rest.iter_mut().enumerate() {
+            *lane += new.or(i, value(n - HALF + i), 0.0);
+        }
+    }
+    total(&lanes) + f64::from(total(&rest))
+}
+
+/// Returns the sum of the lanes, added pairwise in halves.
+///
+/// The compiler does not see which lanes are added to which. Otherwise it keeps them in pairs in the loop before, too,
+/// and adds two at a time.
+#[inline(always)]
+pub fn total<T: Copy + Default + std::ops::Add<Output = T>>(lanes: &[T; HALF]) -> T {
+    let lanes = *lanes;
+    let [a, b, c, d] = halved::<T, 4>(&halved::<T, 8>(black_box(&lanes)));
+    (a + c) + (b + d)
+}
+
+/// Adds the second half of the lanes to the first.
+#[inline(always)]
+fn halved<T: Copy + Default + std::ops::Add<Output = T>, const N: usize>(lanes: &[T]) -> [T; N] {
+    let mut sums = [T::default(); N];
+    for (i, sum) in sums.iter_mut().enumerate() {
+        *sum = lanes[i] + lanes[i + N];
+    }
+    sums
 }
 
 #[cfg(test)]
@@ -123,6 +137,8 @@ mod tests {
             let exact: f64 = a.iter().map(|x| f64::from(*x)).sum();
             let all: f64 = a.iter().map(|x| f64::from(x.abs())).sum();
             prop_assert!((sum(n, |i| a[i]) - exact).abs() <= bound(all));
+            let rounding = f64::from(f32::EPSILON) / 2.0;
+            prop_assert!((float_sum(n, |i| a[i]) - exact).abs() <= VECTORS as f64 * rounding * all);
             let pairs = || a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b));
             let (exact, all) = (pairs().sum::<f64>(), pairs().map(f64::abs).sum());
             prop_assert!((products(n, |i| a[i], |i| b[i]) - exact).abs() <= bound(all));

@@ -18,7 +18,7 @@ use tandem_executor::ir::{E, Mem, Ty};
 use tandem_executor::ops::arguments::is_absent;
 use tandem_executor::ops::express::{Param, TensorGeometry};
 use tandem_executor::ops::losses::{Loss, Reduction, cross_entropy_with_logits};
-use tandem_executor::plan::{Draft, RowShape};
+use tandem_executor::plan::Draft;
 use tandem_executor::shapes::Dims;
 
 /// Number of losses that are computed at a time.
@@ -115,9 +115,7 @@ fn reduced(
                 }
             });
         } else {
-            // SAFETY: the output has one element, which only this call uses.
-            let y = unsafe { y.slice(0, 1) };
-            sums::sum_rows(host, y, &RowShape { rows: 1, n, by }, &|at, n| {
+            let sum = sums::blocks(host, n, &|at, n| {
                 let mut piece = [0.0; PIECE];
                 let pieces = (0..n).step_by(PIECE).map(|i| {
                     let piece = &mut piece[..PIECE.min(n - i)];
@@ -126,6 +124,8 @@ fn reduced(
                 });
                 pieces.sum()
             });
+            // SAFETY: the output has one element, which only this call uses.
+            unsafe { *y.get() = (sum * by) as f32 };
         }
         is_valid.into_inner()
     };

@@ -28,46 +28,100 @@ pub fn each_lane<A: Copy, B: Copy + Default>(lanes: &Lanes<A>, value: impl Fn(A,
     results
 }
 
-/// The elements of some rows of fewer than `MOST` elements, transposed.
-pub struct Tile<const MOST: usize = LONG> {
-    elements: [Lanes; MOST],
-    n: usize,
+/// Stores a result of each row, for as many rows as there is room for in `to`.
+#[inline(always)]
+pub fn store_each(lanes: &Lanes, to: &mut [f32]) {
+    // A store of all lanes is one of whole vectors, which the results are then computed in.
+    match to.first_chunk_mut::<ROWS>() {
+        Some(to) => *to = *lanes,
+        None => to.copy_from_slice(&lanes[..to.len()]),
+    }
 }
 
-impl<const MOST: usize> Tile<MOST> {
-    /// Loads up to [`ROWS`] rows of `n` elements. The lanes of missing rows are zero.
+/// Calls a function of rows of `n` elements, fewer than [`LONG`], compiled for that number: `f(..)` is `f::<7>(..)` for 7.
+/// The compiler transposes rows of a constant length by shuffles.
+macro_rules! by_length {
+    ($n:expr, $function:ident($($arg:expr),* $(,)?)) => {
+        match $n {
+            1 => $function::<1>($($arg),*),
+            2 => $function::<2>($($arg),*),
+            3 => $function::<3>($($arg),*),
+            4 => $function::<4>($($arg),*),
+            5 => $function::<5>($($arg),*),
+            6 => $function::<6>($($arg),*),
+            7 => $function::<7>($($arg),*),
+            8 => $function::<8>($($arg),*),
+            9 => $function::<9>($($arg),*),
+            10 => $function::<10>($($arg),*),
+            11 => $function::<11>($($arg),*),
+            12 => $function::<12>($($arg),*),
+            13 => $function::<13>($($arg),*),
+            14 => $function::<14>($($arg),*),
+            15 => $function::<15>($($arg),*),
+            n => unreachable!("rows of {n} elements are not short"),
+        }
+    };
+}
+pub(in crate::kernels) use by_length;
+
+/// The elements of up to [`ROWS`] rows of `N` elements, transposed.
+pub struct Tile<const N: usize> {
+    elements: [Lanes; N],
+}
+
+impl<const N: usize> Tile<N> {
+    /// Loads up to [`ROWS`] rows. The lanes of missing rows are zero.
     #[inline(always)]
-    pub fn load(rows: &[f32], n: usize) -> Self {
-        assert!(n < MOST && rows.len() <= n * ROWS, "the rows are not short");
-        let mut elements = [[0.0; ROWS]; MOST];
-        for (r, row) in rows.chunks_exact(n).enumerate() {
-            for (i, x) in row.iter().enumerate() {
-                elements[i][r] = *x;
+    pub fn load(rows: &[f32]) -> Self {
+        let mut elements = [[0.0; ROWS]; N];
+        let (rows, _) = rows.as_chunks::<N>();
+        if let Some(rows) = rows.first_chunk::<ROWS>() {
+            for (i, lanes) in elements.iter_mut().enumerate() {
+                for (x, row) in lanes.iter_mut().zip(rows) {
+                    *x = row[i];
+                }
+            }
+        } else {
+            for (r, row) in rows.iter().enumerate() {
+                for (lanes, x) in elements.iter_mut().zip(row) {
+                    lanes[r] = *x;
+                }
             }
         }
-        Tile { elements, n }
+        Tile { elements }
     }
 
     /// Stores as many rows as there is room for in `rows`.
     #[inline(always)]
     pub fn store(&self, rows: &mut [f32]) {
-        for (r, row) in rows.chunks_exact_mut(self.n).enumerate() {
-            for (i, x) in row.iter_mut().enumerate() {
-                *x = self.elements[i][r];
+        let (rows, _) = rows.as_chunks_mut::<N>();
+        if let Some(rows) = rows.first_chunk_mut::<ROWS>() {
+            // The number of rows is a constant here.
+            self.store_rows(rows);
+        } else {
+            self.store_rows(rows);
+        }
+    }
+
+    #[inline(always)]
+    fn store_rows(&self, rows: &mut [[f32; N]]) {
+        for (r, row) in rows.iter_mut().enumerate() {
+            for (x, lanes) in row.iter_mut().zip(&self.elements) {
+                *x = lanes[r];
             }
         }
     }
 
     /// The elements of all rows, one place of the rows after the other.
     #[inline(always)]
-    pub fn places(&self) -> &[Lanes] {
-        &self.elements[..self.n]
+    pub fn places(&self) -> &[Lanes; N] {
+        &self.elements
     }
 
     /// Replaces each element `x` of lane `r` by `value(x, r)`.
     #[inline(always)]
     pub fn update(&mut self, value: impl Fn(f32, usize) -> f32) {
-        for lanes in &mut self.elements[..self.n] {
+        for lanes in &mut self.elements {
             for (r, x) in lanes.iter_mut().enumerate() {
                 *x = value(*x, r);
             }
@@ -77,7 +131,7 @@ impl<const MOST: usize> Tile<MOST> {
     /// Replaces each element `x` of lane `r` by `value(x, y, r)`, where `y` is the other tile's element.
     #[inline(always)]
     pub fn combine(&mut self, other: &Self, value: impl Fn(f32, f32, usize) -> f32) {
-        for (lanes, others) in self.elements[..self.n].iter_mut().zip(other.places()) {
+        for (lanes, others) in self.elements.iter_mut().zip(other.places()) {
             for (r, (x, y)) in lanes.iter_mut().zip(others).enumerate() {
                 *x = value(*x, *y, r);
             }
@@ -112,7 +166,7 @@ impl<const MOST: usize> Tile<MOST> {
     #[inline(always)]
     pub fn folded(&self, better: impl Fn(f32, f32) -> f32) -> Lanes {
         let mut best = self.elements[0];
-        for lanes in &self.places()[1..] {
+        for lanes in &self.elements[1..] {
             for (best, x) in best.iter_mut().zip(lanes) {
                 *best = better(*best, *x);
             }
@@ -156,11 +210,20 @@ mod tests {
             .prop_flat_map(move |(n, rows)| (Just(n), proptest::collection::vec(element.clone(), n * rows)))
     }
 
+    fn store<const N: usize>(x: &[f32], y: &mut [f32]) {
+        Tile::<N>::load(x).store(y);
+    }
+
+    fn sums<const N: usize>(x: &[f32]) -> [Lanes<f64>; 2] {
+        let tile = Tile::<N>::load(x);
+        [tile.sums(|x, _| f64::from(x)), tile.products(&tile)]
+    }
+
     proptest! {
         #[test]
         fn rows_are_stored_as_they_were_loaded((n, x) in values()) {
             let mut y = vec![1.0; x.len()];
-            Tile::<LONG>::load(&x, n).store(&mut y);
+            by_length!(n, store(&x, &mut y));
             prop_assert_eq!(
                 x.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
                 y.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
@@ -169,8 +232,7 @@ mod tests {
 
         #[test]
         fn sums_have_the_bits_of_sums_of_single_rows((n, x) in values()) {
-            let tile = Tile::<LONG>::load(&x, n);
-            let (sums, products) = (tile.sums(|x, _| f64::from(x)), tile.products(&tile));
+            let [sums, products] = by_length!(n, sums(&x));
             for (r, row) in x.chunks_exact(n).enumerate() {
                 let bits = |sum: f64| if sum.is_nan() { f64::NAN.to_bits() } else { sum.to_bits() };
                 prop_assert_eq!(bits(sums[r]), bits(accumulate::sum(n, |i| row[i])));

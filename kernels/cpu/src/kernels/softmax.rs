@@ -1,24 +1,20 @@
 //! Softmax, log-softmax and logsumexp over the last dimension, and the gradients of the first two.
 
+use std::hint::black_box;
+
 use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use crate::kernels::accumulate::{products, sum};
+use crate::kernels::accumulate::total;
 use crate::kernels::kernel::{Addresses, Kernel};
-use crate::kernels::short_rows::{self, ROWS, each_lane, each_range};
+use crate::kernels::long_rows::{self, LANES, load, store, vectors};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_lane, each_range, store_each};
 use crate::kernels::{contiguous, count, dimension, output};
 use crate::tiles::math::{exp, log};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
-
-/// Smallest number of elements of a row that is computed by itself. Each element costs enough for the tiles of longer
-/// rows than elsewhere to be worth their transposition.
-const LONG: usize = 32;
-type Tile = short_rows::Tile<LONG>;
-/// Number of maxima that are kept side by side.
-const LANES: usize = 16;
 
 /// Number of rows and their length, if `dim` is the last dimension of more than one element.
 fn shape(sizes: &[i64], dim: usize) -> Option<[usize; 2]> {
@@ -172,11 +168,18 @@ pub(super) fn largest(x: &[f32]) -> f32 {
     for (lane, x) in lanes.iter_mut().zip(rest) {
         *lane = larger(*lane, *x);
     }
+    folded(lanes, larger)
+}
+
+/// Folds the lanes by `better`. The compiler does not see their order, as in [`total`].
+#[inline(always)]
+fn folded(lanes: [f32; LANES], better: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = *black_box(&lanes);
     let mut n = LANES;
     while n > 1 {
         n /= 2;
         for i in 0..n {
-            lanes[i] = larger(lanes[i], lanes[i + n]);
+            lanes[i] = better(lanes[i], lanes[i + n]);
         }
     }
     lanes[0]
@@ -195,17 +198,37 @@ fn run_softmax_long(x: &[f32], n: usize, y: &mut [f32]) {
 
 #[inline(always)]
 fn run_softmax(x: &[f32], y: &mut [f32]) {
-    let most = largest(x);
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = weight(x - most);
+    let (most, mut sums) = (bound(x), [0.0; LANES]);
+    for (at, new) in vectors(x.len()) {
+        let mut weights = load(x, at);
+        for x in &mut weights {
+            *x = weight(*x - most);
+        }
+        store(y, at, &weights);
+        long_rows::add(&mut sums, &weights, new);
     }
-    // SAFETY: `i < y.len()`.
-    let sum = sum(y.len(), |i| unsafe { at(y, i) });
     // The sum is between 1 and the row's length, so its inverse is normal. Multiplying is faster than dividing.
-    let share = (1.0 / sum) as f32;
-    for y in y {
-        *y *= share;
+    let share = (1.0 / total(&sums)) as f32;
+    for (at, new) in vectors(y.len()) {
+        let mut weights = load(y, at);
+        for (lane, weight) in weights.iter_mut().enumerate() {
+            *weight *= new.or(lane, share, 1.0);
+        }
+        store(y, at, &weights);
     }
+}
+
+/// Returns the largest number of a long row. If there is a NaN, the result is any of its elements: the sum of the
+/// exponentials is then NaN, and so are all results.
+#[inline(always)]
+fn bound(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for (at, _) in vectors(x.len()) {
+        for (lane, x) in lanes.iter_mut().zip(load(x, at)) {
+            *lane = if *lane > x { *lane } else { x };
+        }
+    }
+    folded(lanes, |a, b| if a > b { a } else { b })
 }
 
 widest! {
@@ -214,8 +237,13 @@ widest! {
 
 #[inline(always)]
 fn run_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
-    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(n * ROWS)) {
-        let mut tile = Tile::load(x, n);
+    by_length!(n, softmax_of(x, y));
+}
+
+#[inline(always)]
+fn softmax_of<const N: usize>(x: &[f32], y: &mut [f32]) {
+    for (x, y) in x.chunks(N * ROWS).zip(y.chunks_mut(N * ROWS)) {
+        let mut tile = Tile::<N>::load(x);
         let most = tile.folded(larger);
         tile.update(|x, r| weight(x - most[r]));
         let share = each_lane(&tile.sums(|x, _| f64::from(x)), |sum, _| (1.0 / sum) as f32);
@@ -262,21 +290,35 @@ fn run_log_softmax_long(x: &[f32], n: usize, y: &mut [f32]) {
     let at_a_time = n * rows_at_a_time(n);
     for (x, y) in x.chunks(at_a_time).zip(y.chunks_mut(at_a_time)) {
         let (mut most, mut sums) = ([0.0; ROWS], [1.0; ROWS]);
-        for (r, (x, y)) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)).enumerate() {
-            most[r] = largest(x);
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = weight(x - most[r]);
-            }
-            // SAFETY: `i < y.len()`.
-            sums[r] = sum(y.len(), |i| unsafe { at(y, i) });
+        for (r, x) in x.chunks_exact(n).enumerate() {
+            most[r] = bound(x);
+            sums[r] = sum_of_weights(x, most[r]);
         }
         let logs = each_lane(&sums, |sum: f64, _| log(sum as f32));
         for (r, (x, y)) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)).enumerate() {
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = x - most[r] - logs[r];
+            for (at, _) in vectors(n) {
+                let mut values = load(x, at);
+                for x in &mut values {
+                    *x = *x - most[r] - logs[r];
+                }
+                store(y, at, &values);
             }
         }
     }
+}
+
+/// Returns the sum of the weights of a long row's elements.
+#[inline(always)]
+fn sum_of_weights(x: &[f32], most: f32) -> f64 {
+    let mut sums = [0.0; LANES];
+    for (at, new) in vectors(x.len()) {
+        let mut weights = load(x, at);
+        for x in &mut weights {
+            *x = weight(*x - most);
+        }
+        long_rows::add(&mut sums, &weights, new);
+    }
+    total(&sums)
 }
 
 /// Number of long rows that are computed at a time. One logarithm alone takes as long as those of [`ROWS`] rows together,
@@ -292,8 +334,13 @@ widest! {
 
 #[inline(always)]
 fn run_log_softmax_short(x: &[f32], n: usize, y: &mut [f32]) {
-    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(n * ROWS)) {
-        let mut tile = Tile::load(x, n);
+    by_length!(n, log_softmax_of(x, y));
+}
+
+#[inline(always)]
+fn log_softmax_of<const N: usize>(x: &[f32], y: &mut [f32]) {
+    for (x, y) in x.chunks(N * ROWS).zip(y.chunks_mut(N * ROWS)) {
+        let mut tile = Tile::<N>::load(x);
         let most = tile.folded(larger);
         let sums = tile.sums(|x, r| f64::from(weight(x - most[r])));
         let logs = each_lane(&sums, |sum, _| log(sum as f32));
@@ -311,12 +358,11 @@ fn run_logsumexp_long(x: &[f32], n: usize, y: &mut [f32]) {
     for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
         let (mut most, mut sums) = ([0.0; ROWS], [1.0; ROWS]);
         for (r, x) in x.chunks_exact(n).enumerate() {
-            most[r] = finite(largest(x));
-            // SAFETY: `i < x.len()`.
-            sums[r] = sum(x.len(), |i| exp(unsafe { at(x, i) } - most[r]));
+            most[r] = finite(bound(x));
+            sums[r] = sum_of_weights(x, most[r]);
         }
         let values = each_lane(&sums, |sum: f64, r| log(sum as f32) + most[r]);
-        y.copy_from_slice(&values[..y.len()]);
+        store_each(&values, y);
     }
 }
 
@@ -332,12 +378,17 @@ widest! {
 
 #[inline(always)]
 fn run_logsumexp_short(x: &[f32], n: usize, y: &mut [f32]) {
-    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
-        let tile = Tile::load(x, n);
+    by_length!(n, logsumexp_of(x, y));
+}
+
+#[inline(always)]
+fn logsumexp_of<const N: usize>(x: &[f32], y: &mut [f32]) {
+    for (x, y) in x.chunks(N * ROWS).zip(y.chunks_mut(ROWS)) {
+        let tile = Tile::<N>::load(x);
         let most = each_lane(&tile.folded(larger), |most, _| finite(most));
         let sums = tile.sums(|x, r| f64::from(exp(x - most[r])));
         let values = each_lane(&sums, |sum, r| log(sum as f32) + most[r]);
-        y.copy_from_slice(&values[..y.len()]);
+        store_each(&values, y);
     }
 }
 
@@ -354,11 +405,21 @@ fn run_softmax_backward_long(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) 
 
 #[inline(always)]
 fn run_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
-    let y = &y[..grad.len()];
-    // SAFETY: `i < grad.len()`, and `y` was cut to that length.
-    let sum = products(grad.len(), |i| unsafe { at(grad, i) }, |i| unsafe { at(y, i) }) as f32;
-    for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
-        *to = (grad - sum) * y;
+    let mut sums = [0.0; LANES];
+    for (at, new) in vectors(grad.len()) {
+        for (lane, (sum, (grad, y))) in
+            sums.iter_mut().zip(load(grad, at).iter().zip(load(y, at))).enumerate()
+        {
+            *sum += new.or_zero(lane, f64::from(*grad) * f64::from(y));
+        }
+    }
+    let sum = total(&sums) as f32;
+    for (at, _) in vectors(grad.len()) {
+        let mut results = load(grad, at);
+        for (result, y) in results.iter_mut().zip(load(y, at)) {
+            *result = (*result - sum) * y;
+        }
+        store(to, at, &results);
     }
 }
 
@@ -368,9 +429,14 @@ widest! {
 
 #[inline(always)]
 fn run_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) {
-    let rows = grad.chunks(n * ROWS).zip(y.chunks(n * ROWS)).zip(to.chunks_mut(n * ROWS));
+    by_length!(n, softmax_backward_of(grad, y, to));
+}
+
+#[inline(always)]
+fn softmax_backward_of<const N: usize>(grad: &[f32], y: &[f32], to: &mut [f32]) {
+    let rows = grad.chunks(N * ROWS).zip(y.chunks(N * ROWS)).zip(to.chunks_mut(N * ROWS));
     for ((grad, y), to) in rows {
-        let (mut grad, y) = (Tile::load(grad, n), Tile::load(y, n));
+        let (mut grad, y) = (Tile::<N>::load(grad), Tile::<N>::load(y));
         let sums = each_lane(&grad.products(&y), |sum, _| sum as f32);
         grad.combine(&y, |grad, y, r| (grad - sums[r]) * y);
         grad.store(to);
@@ -390,10 +456,17 @@ fn run_log_softmax_backward_long(grad: &[f32], y: &[f32], n: usize, to: &mut [f3
 
 #[inline(always)]
 fn run_log_softmax_backward(grad: &[f32], y: &[f32], to: &mut [f32]) {
-    // SAFETY: `i < grad.len()`.
-    let sum = sum(grad.len(), |i| unsafe { at(grad, i) }) as f32;
-    for ((to, grad), y) in to.iter_mut().zip(grad).zip(y) {
-        *to = grad - exp(*y) * sum;
+    let mut sums = [0.0; LANES];
+    for (at, new) in vectors(grad.len()) {
+        long_rows::add(&mut sums, &load(grad, at), new);
+    }
+    let sum = total(&sums) as f32;
+    for (at, _) in vectors(grad.len()) {
+        let mut results = load(grad, at);
+        for (result, y) in results.iter_mut().zip(load(y, at)) {
+            *result -= exp(y) * sum;
+        }
+        store(to, at, &results);
     }
 }
 
@@ -403,9 +476,14 @@ widest! {
 
 #[inline(always)]
 fn run_log_softmax_backward_short(grad: &[f32], y: &[f32], n: usize, to: &mut [f32]) {
-    let rows = grad.chunks(n * ROWS).zip(y.chunks(n * ROWS)).zip(to.chunks_mut(n * ROWS));
+    by_length!(n, log_softmax_backward_of(grad, y, to));
+}
+
+#[inline(always)]
+fn log_softmax_backward_of<const N: usize>(grad: &[f32], y: &[f32], to: &mut [f32]) {
+    let rows = grad.chunks(N * ROWS).zip(y.chunks(N * ROWS)).zip(to.chunks_mut(N * ROWS));
     for ((grad, y), to) in rows {
-        let (mut grad, y) = (Tile::load(grad, n), Tile::load(y, n));
+        let (mut grad, y) = (Tile::<N>::load(grad), Tile::<N>::load(y));
         let sums = each_lane(&grad.sums(|x, _| f64::from(x)), |sum, _| sum as f32);
         grad.combine(&y, |grad, y, r| grad - exp(y) * sums[r]);
         grad.store(to);

@@ -12,7 +12,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::reduce::sums;
 use crate::kernels::scratch::room;
-use crate::kernels::short_rows::{LONG, ROWS, Tile, each_range};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_range, store_each};
 use crate::kernels::softmax::larger;
 use crate::kernels::{SMALL, contiguous, count, dimension, each_row, int, is_contiguous, output};
 use crate::widest::widest;
@@ -83,7 +83,7 @@ widest! {
 
 #[inline(always)]
 fn run_short_largest(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]) {
-    short_extremes(x, n, values, positions, |a, b| a > b);
+    by_length!(n, short_extremes(x, values, positions, |a, b| a > b));
 }
 
 widest! {
@@ -92,20 +92,26 @@ widest! {
 
 #[inline(always)]
 fn run_short_smallest(x: &[f32], n: usize, values: Option<&mut [f32]>, positions: &mut [i64]) {
-    short_extremes(x, n, values, positions, |a, b| a < b);
+    by_length!(n, short_extremes(x, values, positions, |a, b| a < b));
 }
 
 #[inline(always)]
-fn short_extremes(
+fn short_extremes<const N: usize>(
     x: &[f32],
-    n: usize,
     mut values: Option<&mut [f32]>,
     positions: &mut [i64],
-    is_better: impl Fn(f32, f32) -> bool,
+    is_better: fn(f32, f32) -> bool,
 ) {
+    if N == 1 {
+        positions.fill(0);
+        if let Some(values) = values {
+            values.copy_from_slice(x);
+        }
+        return;
+    }
     for (i, positions) in positions.chunks_mut(ROWS).enumerate() {
         let rows = i * ROWS..i * ROWS + positions.len();
-        let tile = Tile::<LONG>::load(&x[rows.start * n..rows.end * n], n);
+        let tile = Tile::<N>::load(&x[rows.start * N..rows.end * N]);
         let (mut best, mut found) = (tile.places()[0], [0; ROWS]);
         for (place, lanes) in (0i32..).zip(tile.places()).skip(1) {
             for ((best, found), x) in best.iter_mut().zip(&mut found).zip(lanes) {
@@ -232,12 +238,12 @@ pub fn argmin(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 
 /// `amax(self, dim, keepdim)` over adjacent dimensions.
 pub fn amax(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    values(call, outputs, max_row, larger)
+    values(call, outputs, max_row, short_max, larger)
 }
 
 /// `amin(self, dim, keepdim)` over adjacent dimensions.
 pub fn amin(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    values(call, outputs, min_row, smaller)
+    values(call, outputs, min_row, short_min, smaller)
 }
 
 /// `max(self)`.
@@ -254,6 +260,7 @@ fn values(
     call: &Call<'_>,
     outputs: &Outputs,
     row: fn(&[f32], &mut f32),
+    short: fn(&[f32], usize, &mut [f32]),
     better: impl Fn(f32, f32) -> f32 + Send + Sync + 'static,
 ) -> Option<Kernel> {
     let (x, y) = (contiguous(call, 0, Mem::F32)?, output(outputs)?);
@@ -270,9 +277,7 @@ fn values(
                 // SAFETY: the input has `outer` rows of `n` elements, the output one element for each; one thread alone
                 // writes each.
                 let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
-                for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
-                    y.copy_from_slice(&Tile::<LONG>::load(x, n).folded(&better)[..y.len()]);
-                }
+                short(x, n, y);
             });
             return true;
         }
@@ -331,6 +336,31 @@ widest! {
 #[inline(always)]
 fn run_min(x: &[f32], y: &mut f32) {
     *y = folded(x, smaller);
+}
+
+widest! {
+    fn short_max(x: &[f32], n: usize, y: &mut [f32]) => run_short_max
+}
+
+#[inline(always)]
+fn run_short_max(x: &[f32], n: usize, y: &mut [f32]) {
+    by_length!(n, folded_rows(x, y, larger));
+}
+
+widest! {
+    fn short_min(x: &[f32], n: usize, y: &mut [f32]) => run_short_min
+}
+
+#[inline(always)]
+fn run_short_min(x: &[f32], n: usize, y: &mut [f32]) {
+    by_length!(n, folded_rows(x, y, smaller));
+}
+
+#[inline(always)]
+fn folded_rows<const N: usize>(x: &[f32], y: &mut [f32], better: fn(f32, f32) -> f32) {
+    for (x, y) in x.chunks(N * ROWS).zip(y.chunks_mut(ROWS)) {
+        store_each(&Tile::<N>::load(x).folded(better), y);
+    }
 }
 
 /// Values and positions of `n` elements in order, along the last dimension. If elements are equal and the sort need not

@@ -8,8 +8,7 @@ use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
-use crate::kernels::reduce::sums::{BLOCK, products, short_sums, sum, sum_rows};
-use crate::kernels::short_rows::LONG;
+use crate::kernels::reduce::sums::{BLOCK, blocks, products, sum_rows};
 use crate::tiles::group::{Lane, Shared};
 use tandem_executor::host::HostKernels;
 use tandem_executor::plan::{Draft, Ending, Feed, RowShape, Slot};
@@ -94,18 +93,21 @@ impl Summed {
                 with(values(self.from), self.times.map(values));
             }
         };
+        let RowShape { rows, n, by } = self.rows;
         // SAFETY: the window of the sums has an address and an element per row, and nobody else uses it.
-        let to = unsafe { std::slice::from_raw_parts_mut(data[self.to].cast::<f32>(), self.rows.rows) };
-        if self.rows.rows > 1 && self.rows.n < LONG && self.times.is_none() {
-            short_sums(host, to, &self.rows, &|at, n, with| compute(at, n, &mut |x, _| with(x)));
-        } else {
-            sum_rows(host, to, &self.rows, &|at, n| {
+        let to = unsafe { std::slice::from_raw_parts_mut(data[self.to].cast::<f32>(), rows) };
+        if self.times.is_some() {
+            // A dot product is the only sum of products.
+            let sum = blocks(host, n, &|at, n| {
                 let mut sum_of_block = 0.0;
                 compute(at, n, &mut |x, times| {
-                    sum_of_block = times.map_or_else(|| sum(x), |times| products(x, times));
+                    sum_of_block = times.map_or(0.0, |times| products(x, times));
                 });
                 sum_of_block
             });
+            to[0] = (sum * by) as f32;
+        } else {
+            sum_rows(host, to, &self.rows, &|at, n, with| compute(at, n, &mut |x, _| with(x)));
         }
         true
     }

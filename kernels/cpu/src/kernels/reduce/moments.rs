@@ -7,7 +7,7 @@ use tandem_tracegraph::node::Outputs;
 use crate::kernels::accumulate::{products, sum, wide_sum};
 use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::reduce::sums;
-use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, each_lane, each_range};
+use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, by_length, each_lane, each_range, store_each};
 use crate::kernels::softmax::at;
 use crate::kernels::{contiguous, count, output};
 use crate::widest::widest;
@@ -120,8 +120,13 @@ widest! {
 
 #[inline(always)]
 fn run_short_squares_about_mean(x: &[f32], n: usize, to: &mut Lanes<f64>) {
-    let tile = Tile::<LONG>::load(x, n);
-    let mean = each_lane(&tile.sums(|x, _| f64::from(x)), |sum, _| sum / n as f64);
+    by_length!(n, squares_about_mean_of(x, to));
+}
+
+#[inline(always)]
+fn squares_about_mean_of<const N: usize>(x: &[f32], to: &mut Lanes<f64>) {
+    let tile = Tile::<N>::load(x);
+    let mean = each_lane(&tile.sums(|x, _| f64::from(x)), |sum, _| sum / N as f64);
     *to = tile.sums(|x, r| {
         let distance = f64::from(x) - mean[r];
         distance * distance
@@ -153,9 +158,20 @@ widest! {
 
 #[inline(always)]
 fn run_short_roots_of_squares(x: &[f32], n: usize, y: &mut [f32]) {
-    for (x, y) in x.chunks(n * ROWS).zip(y.chunks_mut(ROWS)) {
-        let tile = Tile::<LONG>::load(x, n);
+    if n > 1 {
+        by_length!(n, roots_of_squares_of(x, y));
+    } else {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = x.abs();
+        }
+    }
+}
+
+#[inline(always)]
+fn roots_of_squares_of<const N: usize>(x: &[f32], y: &mut [f32]) {
+    for (x, y) in x.chunks(N * ROWS).zip(y.chunks_mut(ROWS)) {
+        let tile = Tile::<N>::load(x);
         let roots = each_lane(&tile.products(&tile), |squares, _| squares.sqrt() as f32);
-        y.copy_from_slice(&roots[..y.len()]);
+        store_each(&roots, y);
     }
 }

@@ -1,15 +1,16 @@
 //! Sums and means over dimensions.
 //!
-//! Elements are added in blocks of a fixed size, in the order of [`accumulate`]. Then the sums of the blocks are added.
+//! Elements are added in blocks of a fixed size, in the order of [`float_sum`]. Then the sums of the blocks are added.
 
 use smallvec::{SmallVec, smallvec};
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
+use crate::kernels::accumulate::{self, float_sum};
 use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
-use crate::kernels::short_rows::{LONG, ROWS, Tile, each_lane, each_range};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_lane, each_range, store_each};
 use crate::kernels::softmax::at;
-use crate::kernels::{accumulate, contiguous, count, each_row, is_contiguous, output};
+use crate::kernels::{contiguous, count, each_row, is_contiguous, output};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
@@ -81,20 +82,10 @@ fn summing(call: &Call<'_>, outputs: &Outputs, mean: bool) -> Option<Kernel> {
         if inner == 1 {
             // SAFETY: `to` is the window of the output, which has `outer` elements that only this call uses.
             let result = unsafe { to.slice(0, outer) };
-            let shape = RowShape { rows: outer, n: summed, by };
-            if outer > 1 && summed < LONG {
-                short_sums(host, result, &shape, &|at, n, with| {
-                    // SAFETY: `short_sums` asks for ranges of the input's `outer * summed` elements, which are not
-                    // written.
-                    with(unsafe { from.read(at, n) });
-                });
-            } else {
-                let block = |at: usize, n: usize| {
-                    // SAFETY: `sum_rows` asks for ranges of the input's elements, which are not written.
-                    sum(unsafe { from.read(at, n) })
-                };
-                sum_rows(host, result, &shape, &block);
-            }
+            sum_rows(host, result, &RowShape { rows: outer, n: summed, by }, &|at, n, with| {
+                // SAFETY: `sum_rows` asks for ranges of the input's `outer * summed` elements, which are not written.
+                with(unsafe { from.read(at, n) });
+            });
         } else {
             // SAFETY: `parts` checked that the windows are contiguous and have these sizes.
             unsafe { columns(host, from, to, [outer, summed, inner], by) };
@@ -139,13 +130,13 @@ pub fn dot(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let RowSums { from, times, to, rows } = of_products(call, outputs)?;
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let [a, b, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
-        // SAFETY: `to` is the window of the output, which has one element that only this call uses.
-        let to = unsafe { to.slice(0, 1) };
-        sum_rows(host, to, &rows, &|at, n| {
-            // SAFETY: `sum_rows` asks for ranges of the `n` elements of each vector, which are not written.
+        let sum = blocks(host, rows.n, &|at, n| {
+            // SAFETY: `blocks` asks for ranges of the `n` elements of each vector, which are not written.
             let (a, b) = unsafe { (a.read(at, n), b.read(at, n)) };
             products(a, b)
         });
+        // SAFETY: the window of the output has one element, which only this call uses.
+        unsafe { *to.get() = sum as f32 };
         true
     };
     Some(Kernel::new(smallvec![from, times?, to], smallvec![], work))
@@ -190,7 +181,7 @@ pub fn norms(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 }
 
 /// Returns the sum of `block(at, count)` over all blocks of `n` elements.
-fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64 + Sync)) -> f64 {
+pub fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64 + Sync)) -> f64 {
     if n <= BLOCK {
         return block(0, n);
     }
@@ -206,63 +197,68 @@ fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) -> f64
     sums.iter().sum()
 }
 
-/// Computes the sum of each row. `block(at, count)` returns the sum of `count` elements from element `at` on.
-pub fn sum_rows(
-    host: &dyn HostKernels,
-    to: &mut [f32],
-    &RowShape { rows, n, by }: &RowShape,
-    block: &(dyn Fn(usize, usize) -> f64 + Sync),
-) {
-    if rows == 1 {
-        to[0] = (blocks(host, n, block) * by) as f32;
-    } else {
-        let sums = SendPtr(to.as_mut_ptr());
-        each_row(host, rows, n, &|begin, end| {
-            // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are
-            // disjoint.
-            let sums = unsafe { sums.slice(begin, end - begin) };
-            for (row, sum) in (begin..end).zip(sums) {
-                let each = (0..n).step_by(BLOCK).map(|at| block(row * n + at, BLOCK.min(n - at)));
-                *sum = (each.sum::<f64>() * by) as f32;
-            }
-        });
-    }
-}
-
 /// Function that is given elements.
 pub type Consumer<'c> = dyn FnMut(&[f32]) + 'c;
 
-/// Computes the sum of each short row. `elements(at, count, with)` calls `with` with `count` elements from element `at`
-/// on, at most [`BLOCK`] of whole rows.
-pub fn short_sums(
+/// Computes the sum of each row. `elements(at, count, with)` calls `with` with `count` elements from element `at` on, at
+/// most [`BLOCK`]: of a block of a row, or of whole rows.
+pub fn sum_rows(
     host: &dyn HostKernels,
     to: &mut [f32],
     &RowShape { rows, n, by }: &RowShape,
     elements: &(dyn Fn(usize, usize, &mut Consumer<'_>) + Sync),
 ) {
+    let block = |at: usize, n: usize| {
+        let mut sum_of_block = 0.0;
+        elements(at, n, &mut |x| sum_of_block = sum(x));
+        sum_of_block
+    };
+    if rows == 1 {
+        to[0] = (blocks(host, n, &block) * by) as f32;
+        return;
+    }
     let sums = SendPtr(to.as_mut_ptr());
-    each_range(host, [rows, n], 1, true, &|begin, end| {
+    each_range(host, [rows, n], 1, n < LONG, &|begin, end| {
         // SAFETY: `begin..end` is within the rows, of which `to` has a sum each; ranges of different threads are disjoint.
         let sums = unsafe { sums.slice(begin, end - begin) };
-        let at_a_time = BLOCK / n;
-        for (i, sums) in sums.chunks_mut(at_a_time).enumerate() {
-            let at = (begin + i * at_a_time) * n;
-            elements(at, sums.len() * n, &mut |x| short_row_sums(x, n, by, sums));
+        if n <= BLOCK {
+            let at_a_time = BLOCK / n;
+            for (i, sums) in sums.chunks_mut(at_a_time).enumerate() {
+                let at = (begin + i * at_a_time) * n;
+                elements(at, sums.len() * n, &mut |x| row_sums(x, n, by, sums));
+            }
+        } else {
+            for (row, sum) in (begin..end).zip(sums) {
+                let each = (0..n).step_by(BLOCK).map(|at| block(row * n + at, BLOCK.min(n - at)));
+                *sum = (each.sum::<f64>() * by) as f32;
+            }
         }
     });
 }
 
 widest! {
     /// Computes sums of rows of `n` elements, times `by`.
-    fn short_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) => run_short_row_sums
+    fn row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) => run_row_sums
 }
 
 #[inline(always)]
-fn run_short_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) {
-    for (x, to) in x.chunks(n * ROWS).zip(to.chunks_mut(ROWS)) {
-        let sums = Tile::<LONG>::load(x, n).sums(|x, _| f64::from(x));
+fn run_row_sums(x: &[f32], n: usize, by: f64, to: &mut [f32]) {
+    if n < LONG {
+        by_length!(n, short_row_sums(x, by, to));
+    } else {
+        for (x, to) in x.chunks_exact(n).zip(to) {
+            // SAFETY: `i < x.len()`.
+            *to = (float_sum(n, |i| unsafe { at(x, i) }) * by) as f32;
+        }
+    }
+}
+
+#[inline(always)]
+fn short_row_sums<const N: usize>(x: &[f32], by: f64, to: &mut [f32]) {
+    for (x, to) in x.chunks(N * ROWS).zip(to.chunks_mut(ROWS)) {
+        let sums = Tile::<N>::load(x).sums(|x, _| f64::from(x));
         let sums = each_lane(&sums, |sum, _| (sum * by) as f32);
-        to.copy_from_slice(&sums[..to.len()]);
+        store_each(&sums, to);
     }
 }
 
@@ -329,7 +325,7 @@ widest! {
 #[inline(always)]
 fn run_sum(x: &[f32], sum: &mut f64) {
     // SAFETY: `i < x.len()`.
-    *sum = accumulate::sum(x.len(), |i| unsafe { at(x, i) });
+    *sum = float_sum(x.len(), |i| unsafe { at(x, i) });
 }
 
 widest! {
@@ -363,8 +359,9 @@ unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to:
     let whole = rows / COLUMN_ROWS * COLUMN_ROWS;
     for first in (0..whole).step_by(COLUMN_ROWS) {
         let rows: [&[f32]; COLUMN_ROWS] = std::array::from_fn(|i| row(first + i));
-        for i in 0..n {
-            sums[i] = rows.iter().fold(sums[i], |sum, row| sum + f64::from(row[i]));
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let [a, b, c, d] = rows.map(|row| row[i]);
+            *sum += f64::from((a + b) + (c + d));
         }
     }
     for i in whole..rows {
