@@ -393,7 +393,13 @@ impl StateCheck {
         let expected = &self.values[i].expected;
         if object == last[i].object && !object.is_null() {
             return match expected {
-                Expected::Referent(reference, _) if !refers_to(reference.bind(py), object) => Err(i),
+                // SAFETY: the object is alive because the object that holds it is.
+                Expected::Referent(reference, kind)
+                    if unsafe { ffi::Py_TYPE(object) } as usize != *kind
+                        || !refers_to(reference.bind(py), object) =>
+                {
+                    Err(i)
+                }
                 _ => Ok(()),
             };
         }

@@ -39,12 +39,11 @@ def test_code_of_other_calls_is_no_failed_audit():
 
 @pytest.fixture
 def hidden():
-    """A function with state that the comparison does not see, because PyTorch's modules are only compared by
-    identity.
-    """
-    torch.tandem_test = itertools.count()
-    yield lambda x: x * 2 if next(torch.tandem_test) < 10 else x * 3
-    del torch.tandem_test
+    """A function with state that the comparison does not see: a counter of a module of PyTorch."""
+    module = {"__name__": "torch.counters", "numbers": itertools.count()}
+    source = "def scale(x): return x * 2 if next(numbers) < 10 else x * 3"
+    exec(compile(source, torch.__file__, "exec"), module)
+    return module["scale"]
 
 
 def test_an_audit_that_finds_a_difference_refuses_the_function(hidden):

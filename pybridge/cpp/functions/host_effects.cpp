@@ -4,6 +4,8 @@
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "boundary/shim.h"
@@ -44,6 +46,40 @@ bool has_host_kernel(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
+// Whether an operator has no kernel of its own for any device: it calls other operators.
+bool is_composite(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+}
+
+// Composite operators that use no more of a tensor than its sizes, dtype and device.
+bool reads_no_elements(const char* name) {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::_has_compatible_shallow_copy_type",
+      "aten::broadcast_tensors",
+      "aten::can_cast",
+      "aten::expand_as",
+      "aten::is_complex",
+      "aten::is_conj",
+      "aten::is_floating_point",
+      "aten::is_inference",
+      "aten::is_neg",
+      "aten::is_signed",
+      "aten::numel",
+      "aten::reshape_as",
+      "aten::result_type",
+      "aten::size",
+      "aten::stride",
+      "aten::sym_numel",
+      "aten::sym_size",
+      "aten::sym_stride",
+      "aten::type_as",
+      "aten::view_as",
+  };
+  return names.count(name) != 0;
+}
+
 }  // namespace
 
 HostEffects::HostEffects() {
@@ -66,6 +102,8 @@ std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunctio
   const auto& arguments = op->schema().arguments();
   const auto inputs = call.inputs();
   const bool is_kernel = has_host_kernel(*op);
+  seen->is_composite = is_composite(*op);
+  seen->reads = reads_;
   for (size_t i = 0; i < std::min(inputs.size(), arguments.size()); i++) {
     const auto* alias = arguments[i].alias_info();
     each_tensor(inputs[i], [&](const at::Tensor& t) {
@@ -73,6 +111,7 @@ std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunctio
       const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       seen->storages.push_back(storage);
       if (has_made(storage)) return;
+      if (!seen->is_composite) last_reads_[storage] = ++reads_;
       if (alias && alias->isWrite())
         refuse(
             call,
@@ -97,11 +136,28 @@ void HostEffects::after(const at::RecordFunction& call, const Inputs& inputs) {
       computes = true;
       made_.emplace(storage, t.storage().getWeakStorageImpl());
     });
+  if (inputs.is_composite && may_read_itself(call, inputs))
+    refuse(call,
+           " may read a host tensor, where a replay would not read it again. Pass what depends on it as an argument");
   reads_values |= !inputs.storages.empty() && !returns_tensors;
   if (inputs.may_read && (computes || !returns_tensors))
     refuse(call,
            " reads a host tensor on the host, where a replay would not read it again. Use it in operators on the "
            "device only, or pass what depends on it as an argument");
+}
+
+bool HostEffects::may_read_itself(const at::RecordFunction& call, const Inputs& inputs) const {
+  if (reads_no_elements(call.name())) return false;
+  std::unordered_set<const c10::StorageImpl*> returned;
+  for (const auto& output : call.outputs())
+    each_tensor(output, [&](const at::Tensor& t) {
+      if (is_host(t)) returned.insert(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    });
+  return std::any_of(inputs.storages.begin(), inputs.storages.end(), [&](const c10::StorageImpl* storage) {
+    const auto read = last_reads_.find(storage);
+    const bool is_read = read != last_reads_.end() && read->second > inputs.reads;
+    return !has_made(storage) && !returned.count(storage) && !is_read;
+  });
 }
 
 }  // namespace tandem

@@ -36,6 +36,9 @@ class HostEffects {
     std::vector<const c10::StorageImpl*> storages;
     // Whether the operator's kernel may read the elements of a tensor that the call has not made.
     bool may_read = false;
+    // Whether the operator only calls others, and the number of reads before it.
+    bool is_composite = false;
+    size_t reads = 0;
   };
   std::unique_ptr<Inputs> before(const at::RecordFunction& call);
   void after(const at::RecordFunction& call, const Inputs& inputs);
@@ -45,7 +48,13 @@ class HostEffects {
     if (refusal.empty()) refusal = std::string(call.name()) + why;
   }
 
+  // Whether a composite operator may have read a host tensor itself, instead of by another operator.
+  bool may_read_itself(const at::RecordFunction& call, const Inputs& inputs) const;
+
   at::CallbackHandle handle_;
+  // The number of reads by kernels so far, and the latest read of each storage.
+  size_t reads_ = 0;
+  std::unordered_map<const c10::StorageImpl*, size_t> last_reads_;
   // Storages that the call has made. Weak references keep their addresses from being reused.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> made_;
 };

@@ -25,10 +25,13 @@ c10::StorageImpl* storage_of(const at::Tensor& t) {
   return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// The number of hooks of a tensor, and of the node that accumulates its gradient.
 size_t hooks_of(const at::Tensor& t) {
-  using torch::autograd::impl::get_autograd_meta;
+  using namespace torch::autograd::impl;
   if (!get_autograd_meta(t)) return 0;
-  return torch::autograd::impl::hooks(t).size() + (torch::autograd::impl::post_acc_grad_hooks(t) ? 1 : 0);
+  const size_t own = hooks(t).size() + (post_acc_grad_hooks(t) ? 1 : 0);
+  const auto node = t.is_leaf() ? try_get_grad_accumulator(t) : nullptr;
+  return node ? own + node->pre_hooks().size() + node->post_hooks().size() : own;
 }
 
 }  // namespace

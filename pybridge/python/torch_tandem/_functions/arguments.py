@@ -25,7 +25,15 @@ class _HasAttributes:
         return "with attributes"
 
 
+class _Same:
+    """Mark in a key of a container that is an argument twice."""
+
+    def __repr__(self) -> str:
+        return "the same as argument"
+
+
 VARIES = _Varies()
+SAME = _Same()
 HAS_ATTRIBUTES = _HasAttributes()
 VALUES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, _Varies}
@@ -55,6 +63,8 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
     key: list = []
     tensors: list = []
     objects: list = []
+    # The containers among the arguments, by id, with their numbers.
+    met: dict[int, int] = {}
     for value in args:
         kind = type(value)
         if kind in TENSORS:
@@ -67,14 +77,14 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
             # Text tells 0.0 from -0.0, and equals itself for a NaN.
             key.append(value if kind not in _FLOATS or value == value != 0 else repr(value))
         else:
-            _add(value, key, tensors, objects)
+            _add(value, key, tensors, objects, met)
     for name, value in kwargs.items():
         key.append(name)
-        _add(value, key, tensors, objects)
+        _add(value, key, tensors, objects, met)
     return tuple(key), tensors, objects
 
 
-def _add(value: Any, key: list, tensors: list, objects: list) -> None:
+def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int]) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -83,20 +93,25 @@ def _add(value: Any, key: list, tensors: list, objects: list) -> None:
             key.append(HAS_ATTRIBUTES)
     elif kind in VALUES:
         key.extend((kind, repr(value) if kind in _FLOATS else value))
+    elif id(value) in met:
+        key.extend((kind, SAME, met[id(value)]))
     elif kind is list or kind is tuple:
+        if kind is list:
+            met[id(value)] = len(met)
         key.extend((kind, len(value)))
         for item in value:
-            _add(item, key, tensors, objects)
+            _add(item, key, tensors, objects, met)
     elif kind is dict:
+        met[id(value)] = len(met)
         key.extend((kind, len(value)))
         for name, item in value.items():
             key.append(name if type(name) in VALUES else id(name))
-            _add(item, key, tensors, objects)
+            _add(item, key, tensors, objects, met)
     elif kind in _pytree.SUPPORTED_NODES:
         children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
         key.extend((kind, repr(context)))
         for item in children:
-            _add(item, key, tensors, objects)
+            _add(item, key, tensors, objects, met)
     else:
         key.append(kind)
         objects.append(value)

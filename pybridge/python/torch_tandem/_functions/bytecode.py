@@ -45,6 +45,11 @@ class Reads(NamedTuple):
     of: str | None
     # Whether the code has the operator `%`, which formats a string.
     has_modulo: bool
+    # Attributes that are read for more than a call, and all strings that could be names of attributes.
+    values: frozenset[str]
+    texts: frozenset[str]
+    # Whether the code has a bare `raise`, which raises the exception that is being handled.
+    raises_again: bool
 
 
 _known: dict[int, tuple[types.CodeType, Reads]] = {}
@@ -67,7 +72,8 @@ def _reads(code: types.CodeType) -> Reads:
     imports: set[tuple[int, str, tuple[str, ...]]] = set()
     passed: set[tuple[str, ...]] = set()
     chain: list[str] = []
-    is_called = is_matching = follows_null = has_modulo = False
+    values: set[str] = set()
+    is_called = is_matching = follows_null = has_modulo = raises_again = False
     constants: list[object] = []
     # The variables from whose objects attributes are reached without their names; None for another
     # expression.
@@ -102,12 +108,15 @@ def _reads(code: types.CodeType) -> Reads:
                 passed.add(tuple(chain))
             chain = []
         is_matching |= operation == "MATCH_CLASS"
+        raises_again |= operation == "RAISE_VARARGS" and instruction.arg == 0
         has_modulo |= operation == "BINARY_OP" and instruction.argrepr in ("%", "%=")
         if operation in _GLOBALS:
             chain = [name]
             is_called = follows_null or (operation == "LOAD_GLOBAL" and bool(instruction.arg & 1))
         elif operation in _ATTRIBUTES:
             attributes.add(name)
+            if operation == "LOAD_ATTR" and not (sys.version_info >= (3, 12) and instruction.arg & 1):
+                values.add(name)
         elif operation == "IMPORT_NAME":
             level, names = constants if len(constants) == 2 else (0, None)
             imports.add((level if isinstance(level, int) else 0, name, tuple(names or ())))
@@ -127,6 +136,9 @@ def _reads(code: types.CodeType) -> Reads:
         frozenset(strings if has_strings else ()),
         first if is_own else None,
         has_modulo,
+        frozenset(values).union(chain[-1] for chain in passed if len(chain) > 1),
+        frozenset(strings),
+        raises_again,
     )
 
 

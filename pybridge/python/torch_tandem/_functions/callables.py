@@ -39,12 +39,12 @@ _PURE_TYPES = {
     "re": ["Pattern", "Match"],
     "array": ["array"],
     "numpy": ["dtype", "ndarray", "generic", "ufunc", "broadcast", "flagsobj"],
-    "_contextvars": ["ContextVar", "Context"],
+    "_contextvars": ["ContextVar"],
 }
 _PURE_TYPE_NAMES = {f"{module}.{name}" for module, names in _PURE_TYPES.items() for name in names}
 
-# Functions without effects, by module. None stands for all functions of a module but `fromfile`, which reads
-# a file.
+# Functions without effects, by module. None stands for all functions of a module but those of `_IMPURE`,
+# which read a file, or whether arrays share memory.
 _PURE_FUNCTIONS = {
     "builtins": frozenset(
         [
@@ -78,7 +78,7 @@ _PURE_FUNCTIONS = {
     "posix": frozenset({"fspath"}),
     "sys": frozenset(
         [
-            "exc_info", "intern", "is_finalizing", "getdefaultencoding", "audit",
+            "exc_info", "exception", "intern", "is_finalizing", "getdefaultencoding", "audit",
         ]
     ),
     "numpy": None,
@@ -86,6 +86,7 @@ _PURE_FUNCTIONS = {
     "numpy._core._multiarray_umath": None,
     "numpy.linalg._umath_linalg": None,
 }
+_IMPURE = frozenset({"fromfile", "shares_memory", "may_share_memory"})
 # Functions with an effect outside of the program's objects that no operator depends on.
 _EFFECTS = {("builtins", "print"), ("_warnings", "warn"), ("_warnings", "warn_explicit")}
 _WRITERS = frozenset({"TextIOWrapper", "BufferedWriter", "StringIO", "BytesIO"})
@@ -110,6 +111,8 @@ _UNCOMPARED = frozenset(
         "_use_count", "_storage",
     ]
 )
+# Methods of tensors whose calls the observer has to see. C code that is given one calls it unobserved.
+UNOBSERVED_IF_PASSED = (_HOST_READERS | _UNCOMPARED) - {"storage", "_storage", "__hash__"}
 # Modules whose C types make objects from the arguments of the constructor alone.
 _MODULES_OF_TYPES = frozenset(
     [
@@ -184,6 +187,13 @@ def finding(function: Any) -> int:
     return Finding.UNKNOWN
 
 
+def is_known_of_type(kind: type, name: str) -> bool:
+    """Whether a method of a C type may be called without being observed."""
+    if issubclass(kind, torch._C.TensorBase):
+        return name not in UNOBSERVED_IF_PASSED and torch_callables.is_known_of_tensor(name)
+    return not _is_torchs(kind.__module__) or torch_callables.is_known_method(kind, name)
+
+
 def reads_floats(function: Any) -> bool:
     """Whether a C function may read the value of a float without calling a method of the float."""
     module = module_of(function)
@@ -212,11 +222,12 @@ def _of_module(module: str, function: Any) -> int:
     if _is_torchs(module):
         return _known(torch_callables.is_known_function(module, name) or settings.is_known(module, function))
     known = _PURE_FUNCTIONS.get(module, frozenset())
-    is_pure = name != "fromfile" if known is None else name in known
+    is_pure = name not in _IMPURE if known is None else name in known
     return _known(is_pure)
 
 
 def is_known_type(kind: type) -> bool:
     """Whether calling a C type does nothing but make an object from the arguments."""
     module = kind.__module__.partition(".")[0]
-    return module in _MODULES_OF_TYPES
+    # `datetime64("now")` reads the clock.
+    return module in _MODULES_OF_TYPES and f"{module}.{kind.__name__}" != "numpy.datetime64"

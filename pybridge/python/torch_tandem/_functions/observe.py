@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,8 @@ from torch_tandem._program.tracebacks import PACKAGE
 
 # Files whose code need not be observed: the import system, `typing`, and this package.
 _KNOWN_FILES = ("<frozen importlib", sys.modules["typing"].__file__, PACKAGE)
+# The code of `isinstance` for protocols, which asks for attributes by their names.
+_PROTOCOL = type(typing.Protocol).__instancecheck__.__code__
 _TORCH = os.path.dirname(sys.modules["torch"].__file__) + os.sep
 # The file of functions that read how much memory is in use, which depends on what the executor has done.
 _MEMORY = os.path.join(PACKAGE, "memory.py")
@@ -33,6 +36,10 @@ _MEMORY = os.path.join(PACKAGE, "memory.py")
 _WRAPPERS = os.path.join(PACKAGE, "_device", "settings.py")
 # Attributes of tensors that operators change and that are not compared.
 _UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn", "_base", "retains_grad"})
+# Names through which code reads variables of its caller, annotations, and context variables.
+_REFUSED = frozenset({"tb_frame", "f_back", "get_type_hints", "copy_context"})
+# Attributes of an exception that depend on the one which the caller handles.
+_OF_EXCEPTIONS = frozenset({"__context__", "__traceback__"})
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 # Without a virtual environment, this folder is within the standard library's.
 _PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
@@ -60,7 +67,7 @@ class World:
         # Code objects that ran, by id, with their globals.
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any]]] = {}
         # Functions that ran although the walk over the state has not met them.
-        self.functions: dict[int, types.FunctionType] = {}
+        self.functions: dict[int, types.FunctionType | types.MethodType] = {}
         # Names of attributes that were reached by computed names.
         self.names: set[str] = set()
         # Whether code may reach any attribute, because it uses means other than the names in its bytecode.
@@ -131,8 +138,13 @@ class World:
                 owner = _owner_of(code, frame.f_locals.get(read.of))
                 self.is_dynamic |= owner is None
                 self.dynamic_classes |= {owner} if owner else set()
-            for name in sorted(_UNSEEN & read.attributes.union(*read.globals)):
+            named = read.attributes.union(*read.globals)
+            for name in sorted((_UNSEEN | _REFUSED) & named | _UNSEEN & read.texts):
                 self._refuse_code(code, f"reads {name}")
+            for name in sorted(callables.UNOBSERVED_IF_PASSED & read.values):
+                self._refuse_code(code, f"reads {name} without calling it")
+            if read.raises_again or _OF_EXCEPTIONS & named:
+                self._add_setting(settings.EXCEPTION)
             if any(chain[:2] == ("sys", "modules") for chain in read.globals) and not is_librarys(code):
                 self._refuse_code(code, "reads sys.modules")
             if code is importlib.import_module.__code__:
@@ -172,9 +184,8 @@ class World:
                 f"it calls {at}, which may depend on or change what Tandem cannot see. Call it outside of "
                 "the function, and pass its result"
             ] = None
-        elif not file.startswith(_TORCH) and not self.is_dynamic:
-            self.is_dynamic = True
-            self.version += 1
+        elif not file.startswith(_TORCH):
+            self.reach_all()
 
     def _add_identity(self, frame: types.FrameType) -> None:
         """Note that a frame asks for an object's address. The addresses of arguments are not compared."""
@@ -191,6 +202,12 @@ class World:
             "not compared. Compare tensors by `is`"
         ] = None
 
+    def add_protocol(self, frame: types.FrameType) -> None:
+        self.refusals[
+            f"it calls isinstance at {_place(frame)} with a protocol, which asks for attributes that are not "
+            "compared. Check a class"
+        ] = None
+
     def add_use_of_memory(self, frame: types.FrameType) -> None:
         self.refusals[
             f"it calls {frame.f_code.co_name} at {_place(frame)}, which depends on how much memory is in "
@@ -200,11 +217,22 @@ class World:
     def _add_settings(self, function: Any) -> None:
         """Note the settings that a C function reads or changes."""
         for setting in settings.of_call(callables.module_of(function) or "", function):
-            if setting.name not in self.settings:
-                self.settings[setting.name] = setting
-                self.version += 1
+            self._add_setting(setting)
+
+    def _add_setting(self, setting: settings.Setting) -> None:
+        if setting.name not in self.settings:
+            self.settings[setting.name] = setting
+            self.version += 1
+
+    def reach_all(self) -> None:
+        """Note that code may reach any attribute by a name that is not in its bytecode."""
+        if not self.is_dynamic:
+            self.is_dynamic = True
+            self.version += 1
 
     def add_name(self, name: str) -> None:
+        if name in _UNSEEN:
+            self.unseen = f"code that it runs reads {name} by a name, which is not compared"
         if name not in self.names:
             self.names.add(name)
             self.version += 1
@@ -214,9 +242,8 @@ class World:
         name = bytecode.second_argument(frame)
         if type(name) is str:
             self.add_name(name)
-        elif not self.is_dynamic and not frame.f_code.co_filename.startswith(_TORCH):
-            self.is_dynamic = True
-            self.version += 1
+        elif not frame.f_code.co_filename.startswith(_TORCH):
+            self.reach_all()
 
     def find_functions(self, explained: set[int]) -> None:
         """Find the functions that the walk over the state has not met although their code ran.
@@ -234,10 +261,18 @@ class World:
         if not lost:
             return
         self._sought.update(map(id, lost))
-        for owner in gc.get_referrers(*lost):
-            if type(owner) is types.FunctionType and id(owner.__code__) in self._sought:
-                self.functions[id(owner)] = owner
-                self.version += 1
+        found = [
+            owner
+            for owner in gc.get_referrers(*lost)
+            if type(owner) is types.FunctionType and id(owner.__code__) in self._sought
+        ]
+        if len({id(owner.__code__) for owner in found}) < len(lost):
+            gone = next(code for code in lost if all(owner.__code__ is not code for owner in found))
+            self._refuse_code(gone, "is held where Tandem cannot see it")
+        methods = [owner for owner in gc.get_referrers(*found) if type(owner) is types.MethodType]
+        for owner in (*found, *methods):
+            self.functions[id(owner)] = owner
+            self.version += 1
 
 
 def _key(function: Any) -> Any:
@@ -305,6 +340,8 @@ class Observed:
                     world.add_use_of_memory(frame)
                 if code is _HASH and self._is_hashing:
                     world.add_hash(frame)
+                if code is _PROTOCOL and vars(frame.f_locals["cls"]).get("_is_protocol"):
+                    world.add_protocol(frame)
                 if (
                     id(code) not in codes
                     and not code.co_filename.startswith(_KNOWN_FILES)

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core
-from torch_tandem._functions import call_backward, refusals
+from torch_tandem._functions import call_backward, refusals, results
 from torch_tandem._functions.arguments import Arguments, flatten
 from torch_tandem._functions.call_backward import Call, Hole, Passes
 from torch_tandem._functions.concrete import specs
@@ -108,10 +108,10 @@ class Recorder:
             if self._open is None:  # the program has swapped tensors meanwhile
                 opened.is_open = False
                 return Run(result, None, None)
-            leaves, spec = _pytree.tree_flatten(result)
+            leaves, spec = results.flatten(result)
             # A tensor that occurs twice in the returned structure is one result.
-            results = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-            tensors = list(results.values())
+            numbers = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+            tensors = list(numbers.values())
             after = self._state(arguments)
             release_numbers(after, arguments.objects)
             if not self.is_proven:
@@ -124,7 +124,13 @@ class Recorder:
             # If the call changes the state, the program may keep a tensor of the call, which belongs to the
             # graph that autograd has recorded. The results then also keep this graph, instead of getting a
             # node of the call.
-            attaches = not (self.is_proven or unknown or written or changes)
+            unreturnable = ""
+            if not self.is_proven:
+                existed = {id(container) for _, container in containers}
+                existed.update(map(id, results.containers((args, kwargs))))
+                known = [*arguments.tensors, *state.tensors()]
+                unreturnable = results.refusal(result, leaves, existed, known)
+            attaches = not (self.is_proven or unknown or written or changes or unreturnable)
             attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self.world)
             recording, attached = _ops.end_recording(tensors, attaches)
             opened.is_open = False
@@ -132,7 +138,7 @@ class Recorder:
             self._open = None
             opened.cancel()
         recordings.keep(recording)
-        holes = {key: Hole(i) for i, key in enumerate(results)}
+        holes = {key: Hole(i) for i, key in enumerate(numbers)}
         constants = [holes.get(id(leaf), leaf) for leaf in leaves]
         outputs = specs(tensors)
         recorded = Recorded(
@@ -141,11 +147,13 @@ class Recorder:
         if _ops.has_backward(recording):
             recorded.passes, recorded.call = Passes(), Call(args, kwargs, arguments.tensors)
             leaves = [attached[leaf.number] if type(leaf) is Hole else leaf for leaf in constants]
-            result = _pytree.tree_unflatten(leaves, spec)
+            if not unreturnable:
+                result = _pytree.tree_unflatten(leaves, spec)
         if followed:
             followed.end(recording)
             recorded.followed = followed
         has_drawn = draws != _random_states()
+        unknown = unknown or (Refusal(unreturnable) if unreturnable else None)
         refusal = self._refusal(recorded, arguments, unknown, has_drawn)
         return Run(result, recorded, refusal)
 

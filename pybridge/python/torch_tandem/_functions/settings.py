@@ -4,6 +4,7 @@ A setting that the code of a call reads is a part of the call's state. If the co
 library are.
 """
 
+import abc
 import decimal
 import functools
 import re
@@ -63,6 +64,10 @@ def of_call(module: str, function: Callable) -> Iterator[Setting]:
     name = function.__name__
     if module.partition(".")[0] == "numpy":
         yield _NUMPY
+    elif module == "_abc":
+        yield _ABSTRACT
+    elif module == "sys" and name in ("exc_info", "exception"):
+        yield EXCEPTION
     elif module != "torch" and not module.startswith("torch._C"):
         return
     elif _is_of_autocast(name):
@@ -134,4 +139,16 @@ def _settings_of_numpy(_: Any) -> str:
 
 
 _NUMPY = Setting("NumPy's settings (numpy.geterr, numpy.get_printoptions)", _settings_of_numpy)
+
+
+def _is_handling(_: Any) -> bool:
+    return sys.exc_info()[1] is not None
+
+
+# Classes that `ABC.register` makes subclasses of another one.
+_ABSTRACT = Setting("abc.get_cache_token()", lambda _: abc.get_cache_token())
+# Whether the caller handles an exception.
+EXCEPTION = Setting("sys.exc_info()", _is_handling)
+# The kernels that the program has registered for operators.
+KERNELS = Setting("torch.library", lambda _: len(torch.library._impls))
 _DECIMAL = Setting("decimal.getcontext()", lambda _: repr(decimal.getcontext()))

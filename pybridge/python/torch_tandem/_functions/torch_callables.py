@@ -122,6 +122,12 @@ _METHODS = {
     ),
     "Function": frozenset({"apply"}),
 }  # fmt: skip
+# Types whose objects have no state of their own, or one that only C functions read, and are observed.
+_COMPARABLE = frozenset(
+# Types whose objects have no state of their own, or one that only observed C functions read.
+     "Store", "Backend", "Work", "Logger", "Reducer"}
+)
+_COMPARABLE_PREFIXES = ("ProcessGroup", "TCPStore", "FileStore", "HashStore", "PrefixStore")
 # fmt: on
 _CHECKS = frozenset({"__instancecheck__", "__subclasscheck__"})
 
@@ -145,6 +151,14 @@ def is_known_function(module: str, name: str) -> bool:
 def is_known_of_tensor(name: str) -> bool:
     """Whether a method of tensors is an operator or in the table."""
     return is_operator(name) or name in _METHODS_OF_TENSORS
+
+
+def is_comparable_type(kind: type) -> bool:
+    """Whether objects of a C type have no state that a program changes, or one that is compared elsewhere."""
+    if kind.__module__.partition(".")[0] != "torch":
+        return False
+    is_enumeration = hasattr(kind, "__members__")
+    return is_enumeration or kind.__name__ in _COMPARABLE or kind.__name__.startswith(_COMPARABLE_PREFIXES)
 
 
 def is_known_method(kind: type, name: str) -> bool:

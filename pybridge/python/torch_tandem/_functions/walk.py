@@ -6,23 +6,16 @@ compared and to objects that can be told apart by their identity. An object of a
 cannot be compared, and the function is then not replayed: nothing counts as equal that was not compared.
 """
 
-import array
 import collections
 import contextvars
-import datetime
-import decimal
 import enum
-import fractions
 import functools
 import gc
 import itertools
 import operator
-import pathlib
-import re
 import sys
 import types
 import typing
-import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -30,9 +23,9 @@ from typing import Any
 import torch
 
 from torch_tandem import _core
-from torch_tandem._functions import bytecode, callables, settings
+from torch_tandem._functions import bytecode, callables, contents, kinds, settings, torch_callables
 from torch_tandem._functions.numbers import Number
-from torch_tandem._functions.observe import World, is_librarys
+from torch_tandem._functions.observe import World, is_librarys, is_torchs
 from torch_tandem._functions.state import IMMUTABLE, State, Value
 
 # Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
@@ -41,101 +34,9 @@ LARGEST_STATE = 100_000
 # Maximum size of contents that are compared byte by byte, in bytes.
 LARGEST_BYTES = 1 << 16
 
-# Types of immutable values that are equal if their texts (`repr`) are.
-_SPELT = (
-    complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
-    datetime.tzinfo, uuid.UUID, pathlib.PurePath, re.Pattern, torch.finfo, torch.iinfo,
-)  # fmt: skip
-# Containers whose items are listed by iterating over them.
-_LISTED = (set, frozenset, collections.deque)
-_BYTES = (bytearray, memoryview, array.array)
-# Types of objects that are compared by identity, because they have no state that code without effects can
-# read.
-_IDENTITIES = (
-    types.CodeType, types.GenericAlias, types.UnionType, types.WrapperDescriptorType, types.MethodWrapperType,
-    types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, type(collections.namedtuple("_N", "a").a),
-)  # fmt: skip
-_IDENTITY_NAMES = frozenset({"_thread.lock", "_thread.RLock", "_abc._abc_data"})
-# Attributes of C objects that hold values of the program, by type.
-_PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
-    (functools.partial, ("func", "args", "keywords")),
-    (property, ("fget", "fset", "fdel")),
-    (staticmethod, ("__func__",)),
-    (classmethod, ("__func__",)),
-    (types.MethodType, ("__self__", "__func__")),
-    (collections.defaultdict, ("default_factory",)),
-    (collections.deque, ("maxlen",)),
-    (super, ("__self__", "__thisclass__")),
-)
-# C types whose objects have no state besides their parts, items and attributes.
-_TRANSPARENT = (
-    functools.partial, super, types.MethodType, property, staticmethod, classmethod, type, list, tuple, dict,
-    types.SimpleNamespace,
-)  # fmt: skip
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-
 
 class Unknown(Exception):
     """A state that cannot be compared. The text, which is shown to users, says why."""
-
-
-# --- contents that are read by iterating or copying: the functions run before each replay --------------
-
-
-def _keys(value: dict) -> tuple:
-    return tuple(value)
-
-
-def _cached(value: Any) -> tuple:
-    """The keys and values in the cache of a `functools.lru_cache`, as the garbage collector finds them."""
-    found: list = []
-    for part in gc.get_referents(value):
-        if type(part) is not dict:
-            found.append(part)
-        elif part is not value.__dict__:
-            # The dict of a bounded cache has links as values. They are skipped, since their keys and values
-            # are referents of the cache object itself.
-            found += [i for i in (*part, *part.values()) if type(i).__name__ != "_lru_list_elem"]
-    # A bounded cache is ordered by its last uses, which are no part of its contents.
-    return tuple(sorted(found, key=id))
-
-
-def _listed(value: Any) -> tuple:
-    return tuple(value)
-
-
-def _spelt(value: Any) -> str:
-    return repr(value)
-
-
-def _bytes(value: Any) -> bytes:
-    return bytes(value)
-
-
-def _array(value: Any) -> tuple:
-    return value.dtype.str, value.shape, value.tobytes()
-
-
-def _reduced(value: Any) -> Any:
-    return value.__reduce__()
-
-
-def _of_base(value: Any) -> Any:
-    """The text of the built-in value in an object of a subclass of a built-in type."""
-    for base in (bool, int, float, complex, str, bytes):
-        if isinstance(value, base):
-            text = base.__repr__(value)
-            return text
-    return None
-
-
-def _current(value: contextvars.ContextVar) -> Any:
-    return value.get(None)
-
-
-def _target(value: weakref.ref) -> Any:
-    return value()
 
 
 class _Walk:
@@ -153,6 +54,10 @@ class _Walk:
         self.classes: set[type] = set()
         self.dicts: dict[int, int] = {}
         self.libraries: set[str] = set()
+        # Numbers of roots that are PyTorch's: namespaces, functions and classes.
+        self.torchs: set[int] = set()
+        # Numbers of values that code of the program reads from namespaces, and that are not PyTorch's.
+        self.programs: set[int] = set()
         # Modules that code uses as values, so that it may read their members under any name.
         self.escaped: list[types.ModuleType] = []
 
@@ -205,24 +110,39 @@ class _Walk:
         self.kept.append(value)
         # `isinstance` would read `__class__` of the object, which may be a proxy that runs code.
         if issubclass(kind, (list, tuple)):
-            return "l", kind, kind.__len__(value) if kind in (list, tuple) else len(list(_iterated(value)))
+            return (
+                "l",
+                kind,
+                kind.__len__(value) if kind in (list, tuple) else len(list(contents.iterated(value))),
+            )
         if issubclass(kind, dict):
             return "l", kind, dict.__len__(value)
-        if issubclass(kind, (types.MethodType, functools.partial, super, *_LISTED, *_BYTES)):
+        if issubclass(kind, (types.MethodType, functools.partial, super, *kinds.LISTED, *kinds.BUFFERS)):
             return "t", kind, 0
         if issubclass(kind, (type, types.FunctionType, types.ModuleType, enum.Enum)):
             return "s", value, 0
-        if _is_spelt(kind) or issubclass(kind, (weakref.ref, types.MappingProxyType)) or _is_numpys(kind):
+        if kinds.is_numpys_function(kind):
+            return "s", value, 0
+        if (
+            kinds.is_spelt(kind)
+            or issubclass(kind, (weakref.ref, types.MappingProxyType))
+            or kinds.is_numpys(kind)
+        ):
             return "t", kind, 0
         try:
             return "w", weakref.ref(value), id(kind)
         except TypeError:
-            return ("t", kind, 0) if _is_pythons(kind) else ("s", value, 0)
+            return ("t", kind, 0) if kinds.is_pythons(kind) else ("s", value, 0)
 
     def root(self, label: str, value: Any) -> int:
         """List an object to which the check holds a reference, and return its number."""
         known = self.met.get(id(value))
-        return known if known is not None else self.add("r", -1, value, label, ("r", id(value)), value)
+        if known is not None:
+            return known
+        at = self.add("r", -1, value, label, ("r", id(value)), value)
+        if _is_definition_of_torch(value):
+            self.torchs.add(at)
+        return at
 
     def uses(self, kind: type) -> None:
         """List the settings that the results of a type's methods depend on."""
@@ -234,6 +154,10 @@ class _Walk:
         """List a setting of PyTorch."""
         at = self.root("", setting.argument)
         value = setting.read(setting.argument)
+        if setting is settings.EXCEPTION and value:
+            raise Unknown(
+                "it is called while an exception is handled, which its code may read or raise again"
+            )
         self.add("c", at, setting.read, setting.name, ("setting", setting.name), value)
 
     def space(self, label: str, namespace: dict) -> int:
@@ -241,7 +165,9 @@ class _Walk:
         if id(namespace) not in self.dicts:
             self.kept.append(namespace)
             step = ("r", id(namespace))
-            self.dicts[id(namespace)] = self.add("r", -1, namespace, label, step, namespace, exact=False)
+            at = self.dicts[id(namespace)] = self.add("r", -1, namespace, label, step, namespace, exact=False)
+            if kinds.is_of_torch(namespace.get("__name__") or namespace.get("__module__")):
+                self.torchs.add(at)
         return self.dicts[id(namespace)]
 
     def key(
@@ -267,7 +193,7 @@ class _Walk:
         self.add("c", at, function, "", ("c", function.__name__), value)
 
     def items(self, at: int, value: Any, label: str = "[{}]") -> None:
-        for i, item in enumerate(_iterated(value)):
+        for i, item in enumerate(contents.iterated(value)):
             self.add("i", at, i, label.format(i), ("i", i), item)
 
     def pairs(self, at: int, value: dict, follows: Callable[[Any], bool] | None, label: str) -> None:
@@ -276,7 +202,7 @@ class _Walk:
         Only the values whose keys `follows` accepts are compared.
         """
         for i, (key, item) in enumerate(list(dict.items(value))):
-            name = key if type(key) in IMMUTABLE else _name_of_object(key)
+            name = key if type(key) in IMMUTABLE else kinds.name_of_object(key)
             text = label.format(name if label[0] == "." else repr(name) if type(key) is str else name)
             step = key if type(key) in IMMUTABLE else id(key)
             self.add("p", at, None, f" key {name}", ("key", i), key)
@@ -309,16 +235,13 @@ class _Walk:
                 self.attribute(at, "__self__", value.__self__, "")
             return None
         if issubclass(kind, types.ModuleType):
-            return None  # the code that names a member lists it
+            # The code that names a member lists it.
+            return None if kinds.is_of_torch(value.__name__) else self.attribute(at, "__class__", kind)
         if issubclass(kind, type):
             return self.class_of(at, value)
-        if kind.__module__.startswith("torch_tandem"):
-            # A `Function` counts its own calls, which does not matter. Only the wrapped callable is followed.
-            if "_function" in vars(value):
-                inside = self.add("d", at, None, "", ("d",), vars(value), exact=False)
-                self.key(inside, vars(value), "_function", "")
-            return None
-        for base, parts in _PARTS:
+        if kind.__module__.partition(".")[0] == "torch_tandem":
+            return self.tandems(at, value)
+        for base, parts in kinds.PARTS:
             if issubclass(kind, base):
                 for name in parts:
                     self.attribute(at, name, getattr(value, name), "" if name == "__self__" else None)
@@ -327,73 +250,115 @@ class _Walk:
         elif issubclass(kind, dict):
             self.pairs(at, value, None, "[{}]")
             if issubclass(kind, collections.OrderedDict) and len(value) > 1:
-                self.call(at, _keys, _keys(value))
-        elif issubclass(kind, _LISTED):
-            self.call(at, _listed, _listed(value))
-        elif issubclass(kind, _BYTES):
-            self.call(at, _bytes, self.contents(at, value, len(bytes(value))))
+                self.call(at, contents.keys, contents.keys(value))
+        elif issubclass(kind, kinds.LISTED):
+            self.call(at, contents.listed, contents.listed(value))
+        elif issubclass(kind, kinds.BUFFERS):
+            self.call(at, contents.buffer, self.bytes_of(at, value, memoryview(value).nbytes))
         elif issubclass(kind, types.MappingProxyType):
-            self.call(at, dict, dict(value))
+            self.call(at, contents.mapped, contents.mapped(value))
         elif issubclass(kind, weakref.ref):
-            self.call(at, _target, value())
+            self.call(at, contents.target, value())
         elif issubclass(kind, functools._lru_cache_wrapper):
             self.attribute(at, "__wrapped__", value.__wrapped__)
-            self.call(at, _cached, _cached(value))
+            self.call(at, contents.cached, contents.cached(value))
         elif issubclass(kind, contextvars.ContextVar):
-            self.call(at, _current, value.get(None))
+            self.call(at, contents.current, contents.current(value))
         elif issubclass(kind, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
-            self.call(at, _reduced, _reduced(value))
+            self.call(at, contents.reduced, contents.reduced(value))
             if not issubclass(kind, operator.itemgetter):
-                self.name_all(str(name) for name in itertools.chain.from_iterable(_strings(_reduced(value))))
-        elif _is_numpys(kind):
+                self.name_all(
+                    str(name) for name in itertools.chain.from_iterable(_strings(contents.reduced(value)))
+                )
+        elif kinds.is_numpys(kind):
             return self.numpys(at, value)
-        elif _is_spelt(kind):
-            self.call(at, _spelt, _spelt(value))
+        elif kinds.is_spelt(kind):
+            self.call(at, contents.spelt, contents.spelt(value))
             self.uses(kind)
         elif issubclass(kind, (bool, int, float, complex, str, bytes)):
-            self.call(at, _of_base, _of_base(value))
+            self.call(at, contents.of_base, contents.of_base(value))
         elif issubclass(kind, BaseException):
             self.attribute(at, "args", value.args)
-        elif not issubclass(kind, _TRANSPARENT):
-            self.foreign(at, value, _base_in_c(kind))
+            self.in_c(at, value, kind)
+        elif not issubclass(kind, kinds.TRANSPARENT):
+            self.foreign(at, value, kinds.base_in_c(kind))
         self.instance(at, value, kind)
         return None
+
+    def tandems(self, at: int, value: Any) -> None:
+        """List what a `Function` wraps, and attributes that the program has set. Counters do not matter."""
+        members = getattr(value, "__dict__", {})
+        if "_function" not in members:
+            return
+        inside = self.add("d", at, None, "", ("d",), members, exact=False)
+        entry = self.values[inside]
+        entry.kind, entry.expected, entry.length = "l", dict, len(members)
+        self.key(inside, members, "_function", "")
+        is_dynamic = self.world.is_dynamic
+        for name in list(members):
+            if not name.startswith("_") and (is_dynamic or name in self.names):
+                self.key(inside, members, name, f".{name}")
 
     def name_all(self, names: Iterator[str]) -> None:
         for name in names:
             for part in name.split("."):
                 self.world.add_name(part)
 
-    def contents(self, at: int, value: Any, size: int) -> bytes:
+    def in_c(self, at: int, value: Any, kind: type) -> None:
+        """List the attributes in C that code names."""
+        reaches_all = self.world.reaches_all(kind)
+        for base in kind.__mro__:
+            for name, item in vars(base).items() if not kinds.is_pythons(base) else ():
+                is_data = type(item) in (types.MemberDescriptorType, types.GetSetDescriptorType)
+                if is_data and name not in ("__dict__", "args") and (reaches_all or name in self.names):
+                    self.attribute(at, name, item.__get__(value))
+
+    def bytes_of(self, at: int, value: Any, size: int) -> tuple:
         if size > LARGEST_BYTES:
             raise Unknown(
                 f"{self.state.label(at)} has {size:,} bytes, too many to compare. Keep it in a tensor"
             )
-        return _bytes(value)
+        return contents.buffer(value)
 
     def numpys(self, at: int, value: Any) -> None:
         numpy = sys.modules["numpy"]
         self.uses(type(value))
         if isinstance(value, (numpy.ndarray, numpy.generic)):
+            if kinds.has_metadata(value.dtype):
+                raise Unknown(f"{self.state.label(at)} has a dtype with metadata, which cannot be compared")
             if value.dtype.hasobject:
                 raise Unknown(f"{self.state.label(at)} is an array of objects, which cannot be compared")
+            if isinstance(value, numpy.ndarray) and "base" in self.names:
+                self.attribute(at, "base", value.base)
             if value.nbytes > LARGEST_BYTES:
                 raise Unknown(
                     f"{self.state.label(at)} is an array of {value.nbytes:,} bytes, too many to compare. "
                     "Keep it in a tensor"
                 )
-            self.call(at, _array, _array(value))
+            self.call(at, contents.elements, contents.elements(value))
         elif isinstance(value, numpy.dtype):
-            self.call(at, _spelt, _spelt(value))
-        elif not isinstance(value, (numpy.ufunc, type(numpy.sum))):
+            if kinds.has_metadata(value):
+                raise Unknown(f"{self.state.label(at)} has metadata, which cannot be compared")
+            self.call(at, contents.spelt, contents.spelt(value))
+        elif isinstance(value, numpy.ufunc):
+            if any(callable(part) for part in gc.get_referents(value)):
+                raise Unknown(
+                    f"{self.state.label(at)} calls an object of Python, whose state cannot be compared. Call "
+                    "it outside of the function"
+                )
+        elif not isinstance(value, type(numpy.sum)):
             self.foreign(at, value, type(value))
 
     def foreign(self, at: int, value: Any, kind: type) -> None:
         """Accept or refuse an object, given its type or base class `kind` that is implemented in C."""
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if kind is object or issubclass(kind, _IDENTITIES) or name in _IDENTITY_NAMES:
+        if kind is object or name == "_abc._abc_data":
             return
-        if kind.__module__.partition(".")[0] == "torch" or self.is_torchs(at):
+        if issubclass(kind, kinds.IDENTITIES):
+            return self.by_name(at, value)
+        if issubclass(kind, kinds.LOCKS):
+            return self.call(at, contents.is_locked, self.unlocked(at, value))
+        if self.is_torchs(at) or torch_callables.is_comparable_type(kind):
             return
         # The contents of a file that is only written need no comparison: writing is an effect, which the
         # observer notes.
@@ -404,14 +369,36 @@ class _Walk:
             "cannot be compared. Use it outside of the function"
         )
 
+    def by_name(self, at: int, value: Any) -> None:
+        """Note a method in C that reaches attributes by names which are not in the bytecode."""
+        name = getattr(value, "__name__", "")
+        if type(value) in (types.MemberDescriptorType, types.GetSetDescriptorType) and not self.is_torchs(at):
+            self.world.add_name(name)
+        if type(value) not in (types.WrapperDescriptorType, types.MethodDescriptorType) or self.is_torchs(at):
+            return
+        if name in kinds.WRITERS_BY_NAME or not callables.is_known_of_type(value.__objclass__, name):
+            raise Unknown(
+                f"{self.state.label(at)} is a method of {value.__objclass__.__name__} in C, whose calls are "
+                "not observed. Call it by its name"
+            )
+        if name in kinds.READERS_BY_NAME:
+            self.world.reach_all()
+
+    def unlocked(self, at: int, value: Any) -> bool:
+        if contents.is_locked(value) and not self.is_torchs(at):
+            raise Unknown(
+                f"{self.state.label(at)} is a lock that is held, by which threads may wait for each other"
+            )
+        return contents.is_locked(value)
+
     def is_torchs(self, at: int) -> bool:
         """Whether a value is reached from a global of PyTorch.
 
         PyTorch's own caches and counters do not matter.
         """
-        while self.values[at].parent >= 0:
+        while self.values[at].parent >= 0 and at not in self.programs:
             at = self.values[at].parent
-        return self.values[at].label.startswith("torch")
+        return at in self.torchs
 
     def tensor(self, at: int, value: torch.Tensor) -> None:
         if value.layout != torch.strided:
@@ -422,15 +409,21 @@ class _Walk:
         attributes = _core.attributes_of(value)
         if attributes:
             self.attributes(at, attributes)
-        if type(value) not in (torch.Tensor, torch.nn.Parameter):
-            self.type_of(type(value))
+        kind = type(value)
+        if kind not in (torch.Tensor, torch.nn.Parameter):
+            self.slots(at, value, kind)
+            self.type_of(kind)
 
     def function(self, at: int, value: types.FunctionType) -> None:
         code = value.__code__
-        # A library's function has an empty `__dict__`, unless somebody has set attributes of the function.
-        if value.__dict__ or not is_librarys(code):
-            self.attributes(at, _core.attributes_of(value))
+        # PyTorch's functions have no attributes, unless somebody has set some.
         has_run = self.world.has(code)
+        if value.__dict__ or not (is_torchs(code) or (is_librarys(code) and not has_run)):
+            self.attributes(at, _core.attributes_of(value))
+        if not is_librarys(code):
+            for name in kinds.OF_FUNCTIONS:
+                if name in self.names:
+                    self.attribute(at, name, getattr(value, name))
         # Code that ran may also read or set these of a function that did not run.
         if has_run or "__code__" in self.names:
             self.attribute(at, "__code__", code, "")
@@ -438,11 +431,12 @@ class _Walk:
             self.attribute(at, "__defaults__", value.__defaults__)
         if has_run or "__kwdefaults__" in self.names:
             self.attribute(at, "__kwdefaults__", value.__kwdefaults__)
+        if has_run or "__closure__" in self.names:
+            for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+                self.cell(name, cell)
         if not has_run:
             return
         self.state.explained.add(id(code))
-        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-            self.cell(name, cell)
         self.globals_of(code, value.__globals__)
 
     def cell(self, name: str, cell: types.CellType) -> None:
@@ -458,6 +452,13 @@ class _Walk:
 
     def builtin(self, at: int, value: types.BuiltinFunctionType) -> None:
         """Accept or refuse a C function that other C code, such as `map`, may call without being observed."""
+        if value in kinds.BY_NAME and not self.is_torchs(at):
+            self.world.reach_all()
+        if value in kinds.UNOBSERVED and not self.is_torchs(at):
+            raise Unknown(
+                f"{self.state.label(at)} is {value.__name__}, which C code may call without being observed. "
+                "Call it in the function's code"
+            )
         if callables.finding(value) == callables.Finding.UNKNOWN and not self.is_torchs(at):
             raise Unknown(
                 f"{self.state.label(at)} is {callables.name_of(value)}, which may depend on what Tandem "
@@ -476,29 +477,35 @@ class _Walk:
         attributes = _core.attributes_of(value)
         if attributes is not None:
             self.attributes(at, attributes, kind)
-        if not _is_pythons(kind):
+        if not kinds.is_pythons(kind):
             return
+        self.slots(at, value, kind)
+        self.type_of(kind)
+
+    def slots(self, at: int, value: Any, kind: type) -> None:
+        """List the slots of an object that code names."""
         reaches_all = self.world.reaches_all(kind)
         for base in kind.__mro__:
             for name, item in list(vars(base).items()):
-                if type(item) is types.MemberDescriptorType and _is_pythons(base):
+                if type(item) is types.MemberDescriptorType and kinds.is_pythons(base):
                     if not (reaches_all or name in self.names):
                         continue
                     try:
                         self.attribute(at, name, item.__get__(value))
                     except AttributeError:
                         self.absent(at, name, f".{name}")
-        self.type_of(kind)
 
     def type_of(self, kind: type) -> None:
         if id(kind) not in self.met:
-            self.root(_name_of_class(kind), kind)
+            self.root(kinds.name_of_class(kind), kind)
 
     def class_of(self, at: int, value: type) -> None:
         """List the members of a class and of its bases that code names or that are code which ran."""
-        if not _is_pythons(value):
+        if not kinds.is_pythons(value):
             self.uses(value)
-            if not callables.is_known_type(value):
+            if value is operator.attrgetter:
+                self.world.reach_all()
+            if value is operator.methodcaller or not callables.is_known_type(value):
                 raise Unknown(
                     f"{self.state.label(at)} is a type of {value.__module__}, whose objects cannot be "
                     "compared. Use it outside of the function"
@@ -507,19 +514,22 @@ class _Walk:
         if value in self.classes:
             return
         self.classes.add(value)
+        if not kinds.is_of_torch(value.__module__):
+            for name in ("__class__", *kinds.OF_CLASSES):
+                self.attribute(at, name, getattr(value, name))
         self.kept.append(value.__mro__)
         self.values.append(Value("a", at, "__mro__", "s", value.__mro__, 0, ".__mro__", ("a", "__mro__")))
         for base in value.__mro__:
             if base is value:
                 self.members(value)
-            elif _is_pythons(base):
+            elif kinds.is_pythons(base):
                 self.type_of(base)
-        if type(value) is not type and _is_pythons(type(value)):
+        if type(value) is not type and kinds.is_pythons(type(value)):
             self.type_of(type(value))
 
     def members(self, value: type) -> None:
-        members = _members(value)
-        inside = self.space(_name_of_class(value), members)
+        members = kinds.members(value)
+        inside = self.space(kinds.name_of_class(value), members)
         self.state.classes[id(members)] = value
         entry = self.values[inside]
         entry.kind, entry.expected, entry.length = "l", dict, len(members)
@@ -527,7 +537,7 @@ class _Walk:
         reaches_all |= self.world.reaches_all(value)
         for name, item in list(members.items()):
             is_named = name in self.names or (reaches_all and not name.startswith("__"))
-            if is_named or self.has_run(item):
+            if is_named or self.has_run(item) or kinds.is_called_by_syntax(name, item):
                 self.key(inside, members, name, f".{name}")
 
     def has_run(self, item: Any) -> bool:
@@ -550,6 +560,7 @@ class _Walk:
             return
         self.steps.add((id(code), id(namespace)))
         read = bytecode.reads(code)
+        by_torch = is_torchs(code)
         module = namespace.get("__name__")
         is_main = module == "__main__" or not isinstance(module, str)
         at = self.space("" if is_main else module, namespace)
@@ -558,22 +569,26 @@ class _Walk:
             called = chain not in read.passed
             label = name if is_main else f".{name}"
             if name in namespace:
-                self.chain(at, namespace, name, label, rest, called)
+                self.chain(at, namespace, name, label, rest, called, by_torch)
                 continue
             self.key(at, namespace, name, label)
             builtins = _builtins(namespace)
             if name in builtins:
-                self.chain(self.space("", builtins), builtins, name, name, rest, called)
+                self.chain(self.space("", builtins), builtins, name, name, rest, called, by_torch)
         for level, name, names in read.imports:
-            self.imported(namespace, level, name, names)
+            self.imported(namespace, level, name, names, by_torch)
 
-    def chain(self, at: int, namespace: dict, name: str, label: str, rest: list[str], called: bool) -> None:
+    def chain(
+        self, at: int, namespace: dict, name: str, label: str, rest: list[str], called: bool, by_torch: bool
+    ) -> None:
         """List a name of a namespace.
 
         If its value is a module, also list the names in `rest`, each read from the one before.
         """
         value = namespace.get(name)
         is_module = issubclass(type(value), types.ModuleType)
+        if not by_torch and not _is_definition_of_torch(value):
+            self.programs.add(len(self.values))
         self.key(at, namespace, name, label, chained=is_module and bool(rest), called=called and not rest)
         if is_module and rest:
             if rest[0] == "__dict__" and not self.is_torchs(at):
@@ -582,9 +597,11 @@ class _Walk:
                 )
             members = _core.attributes_of(value)
             inside = self.space(value.__name__, members)
-            self.chain(inside, members, rest[0], f".{rest[0]}", rest[1:], called)
+            self.chain(inside, members, rest[0], f".{rest[0]}", rest[1:], called, by_torch)
 
-    def imported(self, namespace: dict, level: int, name: str, names: tuple[str, ...]) -> None:
+    def imported(
+        self, namespace: dict, level: int, name: str, names: tuple[str, ...], by_torch: bool
+    ) -> None:
         """List the modules and members that an import statement reads."""
         if level:
             package = (namespace.get("__package__") or "").rsplit(".", level - 1)[0]
@@ -592,19 +609,15 @@ class _Walk:
         at = self.space("sys.modules", sys.modules)
         if name in sys.modules and names:
             for member in names:
-                self.chain(at, sys.modules, name, f"[{name!r}]", [member], called=False)
+                self.chain(at, sys.modules, name, f"[{name!r}]", [member], called=False, by_torch=by_torch)
         else:
             self.key(at, sys.modules, name, f"[{name!r}]")
 
 
-def _name_of_class(kind: type) -> str:
-    """The name of a class as users write it, with the module for a class of PyTorch."""
-    is_torchs = kind.__module__.partition(".")[0] == "torch"
-    return f"{kind.__module__}.{kind.__qualname__}" if is_torchs else kind.__qualname__
-
-
-def _name_of_object(value: Any) -> str:
-    return getattr(value, "__qualname__", None) or f"<{type(value).__name__}>"
+def _is_definition_of_torch(value: Any) -> bool:
+    """Whether an object is a function or a class of PyTorch."""
+    is_definition = issubclass(type(value), (type, types.FunctionType))
+    return is_definition and kinds.is_of_torch(value.__module__)
 
 
 def _strings(value: Any) -> Iterator[list[str]]:
@@ -616,58 +629,9 @@ def _strings(value: Any) -> Iterator[list[str]]:
             yield from _strings(item)
 
 
-def _iterated(value: Any) -> Iterator[Any]:
-    """The items of an object of a subclass of `list` or `tuple`."""
-    return list.__iter__(value) if issubclass(type(value), list) else tuple.__iter__(value)
-
-
-def _base_in_c(kind: type) -> type:
-    """The first base class that is implemented in C."""
-    return next(base for base in kind.__mro__ if not _is_pythons(base))
-
-
-def _is_spelt(kind: type) -> bool:
-    return issubclass(kind, _SPELT) and kind.__module__.partition(".")[0] in (
-        "builtins", "fractions", "decimal", "datetime", "uuid", "pathlib", "re", "torch", "zoneinfo",
-    )  # fmt: skip
-
-
-def _is_numpys(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "numpy" and not _is_pythons(kind)
-
-
 def _builtins(namespace: dict) -> dict:
     found = namespace.get("__builtins__")
     return vars(found) if isinstance(found, types.ModuleType) else found or vars(sys.modules["builtins"])
-
-
-def _members(kind: type) -> dict:
-    """The dict of a class's members. `__dict__` only gives a read-only view of it."""
-    [members] = [x for x in gc.get_referents(vars(kind)) if type(x) is dict]
-    return members
-
-
-_C_MEMBERS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_pythons: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
-
-
-def _is_pythons(kind: type) -> bool:
-    """Whether a class is defined in Python: its objects have attributes and slots, but no other state."""
-    known = _pythons.get(kind)
-    if known is None:
-        members = vars(kind)
-        own = [m for name, m in members.items() if name not in ("__dict__", "__weakref__")]
-        known = (
-            bool(kind.__flags__ & _HEAP_TYPE)
-            and "__module__" in members
-            and not any(
-                isinstance(m, (*_C_MEMBERS, types.GetSetDescriptorType))
-                and getattr(m, "__objclass__", None) is kind
-                for m in own
-            )
-        )
-        _pythons[kind] = known
-    return known
 
 
 def _prepare_names(walk: _Walk) -> None:
@@ -698,6 +662,8 @@ def _state_of(function: Callable, objects: list, world: World) -> State:
             walk.globals_of(code, namespace)
         for found in list(world.functions.values()):
             walk.root(found.__qualname__, found)
+        walk.type_of(torch.Tensor)
+        walk.setting(settings.KERNELS)
         for setting in list(world.settings.values()):
             walk.setting(setting)
         walk.run()
@@ -708,8 +674,12 @@ def _state_of(function: Callable, objects: list, world: World) -> State:
 
 def _begin(walk: _Walk, function: Callable) -> None:
     while isinstance(function, types.MethodType):
-        reference = weakref.ref(function.__self__)
-        walk.add("w", -1, reference, "self", ("self",), function.__self__)
+        try:
+            reference = weakref.ref(function.__self__)
+        except TypeError:
+            walk.root("self", function.__self__)
+        else:
+            walk.add("w", -1, reference, "self", ("self",), function.__self__)
         function = function.__func__
     label = "" if isinstance(function, types.FunctionType) else "self"
     walk.root(label, function)

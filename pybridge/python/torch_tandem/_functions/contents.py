@@ -1,0 +1,110 @@
+"""Contents of objects that are not reached by items or attributes. The functions run before each replay.
+
+None of them runs code of the program: an object of a subclass is read by the methods of the built-in type.
+"""
+
+import array
+import collections
+import contextvars
+import gc
+import re
+import sys
+import types
+import weakref
+from typing import Any
+
+_UNSET = object()
+
+
+def keys(value: dict) -> tuple:
+    """The keys in order."""
+    return tuple(collections.OrderedDict.__iter__(value))
+
+
+def cached(value: Any) -> tuple:
+    """The keys and values in the cache of a `functools.lru_cache`, as the garbage collector finds them."""
+    found: list = []
+    for part in gc.get_referents(value):
+        if type(part) is not dict:
+            found.append(part)
+        elif part is not value.__dict__:
+            # The dict of a bounded cache has links as values. They are skipped, since their keys and values
+            # are referents of the cache object itself.
+            found += [i for i in (*part, *part.values()) if type(i).__name__ != "_lru_list_elem"]
+    # A bounded cache is ordered by its last uses, which are no part of its contents.
+    return tuple(sorted(found, key=id))
+
+
+def listed(value: Any) -> tuple:
+    """The items of a set or a deque."""
+    for base in (set, frozenset, collections.deque):
+        if isinstance(value, base):
+            return tuple(base.__iter__(value))
+    raise TypeError(type(value))
+
+
+def iterated(value: list | tuple) -> Any:
+    """The items of an object of a subclass of `list` or `tuple`."""
+    return list.__iter__(value) if issubclass(type(value), list) else tuple.__iter__(value)
+
+
+def spelt(value: Any) -> Any:
+    """The text of an immutable value, and what its text leaves out."""
+    if isinstance(value, re.Pattern):
+        return value.pattern, value.flags
+    return repr(value)
+
+
+def buffer(value: Any) -> tuple:
+    """The bytes of an object with a buffer, and how code reads them."""
+    if isinstance(value, array.array):
+        return array.array.typecode.__get__(value), array.array.tobytes(value)  # type: ignore[attr-defined]
+    if isinstance(value, memoryview):
+        return value.format, value.shape, value.strides, value.readonly, value.tobytes()
+    return (bytes(memoryview(value)),)
+
+
+def elements(value: Any) -> tuple:
+    """The elements of an array of NumPy, and its layout."""
+    numpy = sys.modules["numpy"]
+    if isinstance(value, numpy.generic):
+        return repr(value.dtype), value.tobytes()
+    plain = numpy.ndarray.view(value, numpy.ndarray)
+    return repr(plain.dtype), plain.shape, plain.strides, value.flags.num, plain.tobytes()
+
+
+def reduced(value: Any) -> Any:
+    """The arguments from which an object is made."""
+    return value.__reduce__()
+
+
+def of_base(value: Any) -> Any:
+    """The text of the built-in value in an object of a subclass of a built-in type."""
+    for base in (bool, int, float, complex, str, bytes):
+        if isinstance(value, base):
+            text = base.__repr__(value)
+            return text
+    return None
+
+
+def current(value: contextvars.ContextVar) -> Any:
+    """The value of a context variable, or an object of ours if it has none."""
+    try:
+        return value.get()
+    except LookupError:
+        return _UNSET
+
+
+def target(value: weakref.ref) -> Any:
+    """The object that a weak reference refers to."""
+    return value()
+
+
+def mapped(value: types.MappingProxyType) -> dict:
+    """The items that a read-only view shows."""
+    return dict(value)
+
+
+def is_locked(value: Any) -> bool:
+    """Whether a thread holds a lock."""
+    return value.locked() if hasattr(value, "locked") else not repr(value).startswith("<unlocked")
