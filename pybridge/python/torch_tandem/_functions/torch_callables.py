@@ -122,10 +122,10 @@ _METHODS = {
     ),
     "Function": frozenset({"apply"}),
 }  # fmt: skip
-# Types whose objects have no state of their own, or one that only C functions read, and are observed.
-_COMPARABLE = frozenset(
 # Types whose objects have no state of their own, or one that only observed C functions read.
-     "Store", "Backend", "Work", "Logger", "Reducer"}
+_COMPARABLE = frozenset(
+    {"Generator", "Stream", "Event", "DispatchKeySet", "FunctionSchema", "Argument", "OpOverload",
+     "StorageBase", "Store", "Backend", "Work", "Logger", "Reducer"}
 )
 _COMPARABLE_PREFIXES = ("ProcessGroup", "TCPStore", "FileStore", "HashStore", "PrefixStore")
 # fmt: on
