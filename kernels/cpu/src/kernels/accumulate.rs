@@ -62,14 +62,14 @@ pub fn products(n: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) ->
 /// Number of vectors of floats that are added before the sums are added in `f64`.
 const VECTORS: usize = 8;
 
-/// Returns the sum of `value(0)` to `value(n - 1)`. At most eight values are added as floats, so that the error is below
-/// eight roundings of the sum of their magnitudes; usually it is the error of two.
+/// Returns the sum of `value(0)` to `value(n - 1)`, of which eight at a time are added as floats, if there are at least
+/// 128. The error is below three roundings of the sum of the magnitudes, and far below in longer sums.
 #[inline(always)]
 pub fn float_sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
     if n < HALF {
         return sum(n, value);
     }
-    let (mut lanes, mut rest) = ([0.0f64; HALF], [0.0f32; HALF]);
+    let mut lanes = [0.0f64; HALF];
     let mut at = 0;
     while n - at >= VECTORS * HALF {
         for (i, lane) in lanes.iter_mut().enumerate() {
@@ -79,18 +79,18 @@ pub fn float_sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
         at += VECTORS * HALF;
     }
     while n - at >= HALF {
-        for (i, lane) in rest.iter_mut().enumerate() {
-            *lane += value(at + i);
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane += f64::from(value(at + i));
         }
         at += HALF;
     }
     if at < n {
         let new = New::after(HALF - (n - at));
-        for (i, lane) in rest.iter_mut().enumerate() {
-            *lane += new.or(i, value(n - HALF + i), 0.0);
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane += f64::from(new.or(i, value(n - HALF + i), 0.0));
         }
     }
-    total(&lanes) + f64::from(total(&rest))
+    total(&lanes)
 }
 
 /// Returns the sum of the lanes, added pairwise in halves.
@@ -98,16 +98,16 @@ pub fn float_sum(n: usize, value: impl Fn(usize) -> f32) -> f64 {
 /// The compiler does not see which lanes are added to which. Otherwise it keeps them in pairs in the loop before, too,
 /// and adds two at a time.
 #[inline(always)]
-pub fn total<T: Copy + Default + std::ops::Add<Output = T>>(lanes: &[T; HALF]) -> T {
+pub fn total(lanes: &[f64; HALF]) -> f64 {
     let lanes = *lanes;
-    let [a, b, c, d] = halved::<T, 4>(&halved::<T, 8>(black_box(&lanes)));
+    let [a, b, c, d] = halved::<4>(&halved::<8>(black_box(&lanes)));
     (a + c) + (b + d)
 }
 
 /// Adds the second half of the lanes to the first.
 #[inline(always)]
-fn halved<T: Copy + Default + std::ops::Add<Output = T>, const N: usize>(lanes: &[T]) -> [T; N] {
-    let mut sums = [T::default(); N];
+fn halved<const N: usize>(lanes: &[f64]) -> [f64; N] {
+    let mut sums = [0.0; N];
     for (i, sum) in sums.iter_mut().enumerate() {
         *sum = lanes[i] + lanes[i + N];
     }
@@ -138,7 +138,7 @@ mod tests {
             let all: f64 = a.iter().map(|x| f64::from(x.abs())).sum();
             prop_assert!((sum(n, |i| a[i]) - exact).abs() <= bound(all));
             let rounding = f64::from(f32::EPSILON) / 2.0;
-            prop_assert!((float_sum(n, |i| a[i]) - exact).abs() <= VECTORS as f64 * rounding * all);
+            prop_assert!((float_sum(n, |i| a[i]) - exact).abs() <= 3.1 * rounding * all);
             let pairs = || a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b));
             let (exact, all) = (pairs().sum::<f64>(), pairs().map(f64::abs).sum());
             prop_assert!((products(n, |i| a[i], |i| b[i]) - exact).abs() <= bound(all));

@@ -307,7 +307,11 @@ pub(in crate::kernels) unsafe fn channel_sums(
                 // written.
                 let row = unsafe { from.read((i * channels + channel) * n + at, BLOCK.min(n - at)) };
                 match n {
-                    SHORT.. => sum(row),
+                    SHORT.. => {
+                        let mut sum = 0.0;
+                        wide_sum_of(row, &mut sum);
+                        sum
+                    }
                     _ => row.iter().map(|x| f64::from(*x)).sum(),
                 }
             };
@@ -326,6 +330,16 @@ widest! {
 fn run_sum(x: &[f32], sum: &mut f64) {
     // SAFETY: `i < x.len()`.
     *sum = float_sum(x.len(), |i| unsafe { at(x, i) });
+}
+
+widest! {
+    fn wide_sum_of(x: &[f32], sum: &mut f64) => run_wide_sum
+}
+
+#[inline(always)]
+fn run_wide_sum(x: &[f32], sum: &mut f64) {
+    // SAFETY: `i < x.len()`.
+    *sum = accumulate::sum(x.len(), |i| unsafe { at(x, i) });
 }
 
 widest! {
@@ -361,7 +375,7 @@ unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to:
         let rows: [&[f32]; COLUMN_ROWS] = std::array::from_fn(|i| row(first + i));
         for (i, sum) in sums.iter_mut().enumerate() {
             let [a, b, c, d] = rows.map(|row| row[i]);
-            *sum += f64::from((a + b) + (c + d));
+            *sum += f64::from(a + b) + f64::from(c + d);
         }
     }
     for i in whole..rows {
