@@ -25,6 +25,12 @@ const SHORT: usize = 16;
 const COLUMNS: usize = 256;
 const COLUMN_ROWS: usize = 4;
 
+/// Largest number of columns of a narrow matrix, whose rows fill few vectors, and smallest number of its rows.
+const NARROW: usize = 64;
+const FEW_ROWS: usize = 64;
+/// Number of elements of a narrow matrix that are added at a time: half of a second-level cache.
+const NARROW_BLOCK: usize = 1 << 16;
+
 /// Sizes as `[outer, summed, inner]`; `None` if the summed dimensions are not adjacent.
 pub(in crate::kernels) fn split(sizes: &[i64], dims: &[usize]) -> Option<[usize; 3]> {
     let summed = |d: &usize| dims.contains(d);
@@ -274,6 +280,10 @@ pub(in crate::kernels) unsafe fn columns(
     [outer, summed, inner]: [usize; 3],
     by: f64,
 ) {
+    if inner <= NARROW && summed >= FEW_ROWS {
+        // SAFETY: the requirements are those of this function.
+        return unsafe { narrow_columns(host, from, to, [outer, summed, inner], by) };
+    }
     let pieces = inner.div_ceil(COLUMNS);
     each_row(host, outer * pieces, summed * COLUMNS.min(inner), &|begin, end| {
         for piece in begin..end {
@@ -287,6 +297,61 @@ pub(in crate::kernels) unsafe fn columns(
             }
         }
     });
+}
+
+/// Computes the sums of narrow matrices over their rows, block by block.
+///
+/// # Safety
+/// The requirements are those of [`columns`].
+unsafe fn narrow_columns(
+    host: &dyn HostKernels,
+    from: SendPtr<f32>,
+    to: SendPtr<f32>,
+    [outer, summed, inner]: [usize; 3],
+    by: f64,
+) {
+    let rows = (NARROW_BLOCK / inner).min(summed);
+    let blocks = summed.div_ceil(rows);
+    let mut sums: Vec<[f64; NARROW]> = vec![[0.0; NARROW]; outer * blocks];
+    let parts = SendPtr(sums.as_mut_ptr());
+    each_row(host, outer * blocks, rows * inner, &|begin, end| {
+        for part in begin..end {
+            let (o, first) = (part / blocks, part % blocks * rows);
+            let n = rows.min(summed - first) * inner;
+            // SAFETY: rows `first..first + rows` of matrix `o` are among the input's elements, which are not written, and
+            // each part of the sums is one thread's.
+            unsafe { narrow_sums(from.read((o * summed + first) * inner, n), inner, &mut *parts.at(part)) };
+        }
+    });
+    for (o, parts) in sums.chunks_exact(blocks).enumerate() {
+        for column in 0..inner {
+            let sum: f64 = parts.iter().map(|part| part[column]).sum();
+            // SAFETY: the output has `outer * inner` elements, which nobody else uses.
+            unsafe { *to.at(o * inner + column) = (sum * by) as f32 };
+        }
+    }
+}
+
+widest! {
+    /// Adds the rows of a matrix of `width` columns.
+    fn narrow_sums(x: &[f32], width: usize, sums: &mut [f64; NARROW]) => run_narrow_sums
+}
+
+/// Adds several rows at a time, as a wider matrix whose rows fill vectors.
+#[inline(always)]
+fn run_narrow_sums(x: &[f32], width: usize, sums: &mut [f64; NARROW]) {
+    let wide = COLUMNS / width * width;
+    let mut lanes = [0.0f64; COLUMNS];
+    let chunks = x.chunks_exact(wide);
+    let rest = chunks.remainder();
+    // SAFETY: row `i` begins at `i * wide` and has `wide` elements, for each of the chunks.
+    unsafe { add_rows(x.as_ptr(), chunks.len(), wide, &mut lanes[..wide]) };
+    for row in lanes[..wide].chunks_exact(width) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+    for row in rest.chunks_exact(width) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
 }
 
 /// Computes sums over the first and the last of three dimensions.
@@ -365,11 +430,22 @@ widest! {
 /// The requirements are those of [`column_sums`].
 #[inline(always)]
 unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to: &mut [f32]) {
-    let n = to.len();
+    let mut sums = [0.0f64; COLUMNS];
+    let sums = &mut sums[..to.len()];
+    // SAFETY: the requirements are those of this function.
+    unsafe { add_rows(from, rows, stride, sums) };
+    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (*sum * by) as f32);
+}
+
+/// Adds `rows` rows, each `stride` elements after the one before it, to the sums.
+///
+/// # Safety
+/// Each row has as many elements from `from` on as `sums`, and nobody writes them during the call.
+#[inline(always)]
+unsafe fn add_rows(from: *const f32, rows: usize, stride: usize, sums: &mut [f64]) {
+    let n = sums.len();
     // SAFETY: `i` is below `rows`, and row `i` begins at `i * stride` and has `n` elements.
     let row = |i: usize| unsafe { std::slice::from_raw_parts(from.add(i * stride), n) };
-    let mut sums = [0.0f64; COLUMNS];
-    let sums = &mut sums[..n];
     let whole = rows / COLUMN_ROWS * COLUMN_ROWS;
     for first in (0..whole).step_by(COLUMN_ROWS) {
         let rows: [&[f32]; COLUMN_ROWS] = std::array::from_fn(|i| row(first + i));
@@ -381,5 +457,4 @@ unsafe fn run_columns(from: *const f32, rows: usize, stride: usize, by: f64, to:
     for i in whole..rows {
         sums.iter_mut().zip(row(i)).for_each(|(sum, x)| *sum += f64::from(*x));
     }
-    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (*sum * by) as f32);
 }
