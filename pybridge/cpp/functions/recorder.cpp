@@ -49,8 +49,10 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recor
   // Leaves are watched from the beginning, because their gradients are now those before the call. When the call first
   // uses a leaf, it may have dropped the gradient.
   if (!before) return;
-  for (const auto& known : before->watched)
-    if (auto t = known.tensor.lock()) watch(at::Tensor(std::move(t)));
+  for (const auto& known : before->watched) {
+    auto t = known.is_leaf && known.requires_grad ? known.tensor.lock() : nullptr;
+    if (t) watch(at::Tensor(std::move(t)));
+  }
 }
 
 size_t Recorder::watch(const at::Tensor& t) {

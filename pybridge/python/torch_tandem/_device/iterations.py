@@ -50,8 +50,8 @@ def _watched_call(self, *args, **kwargs):
     if torch.compiler.is_compiling():
         return self._wrapped_call_impl(*args, **kwargs)
     # A function ends iterations itself, unless it runs the module's own call.
-    entry = self.__dict__.get("_compiled_call_impl")
-    if entry is not None and not getattr(entry, "is_plain", bool)():
+    entry = self.__dict__.get("_tandem_entry")
+    if entry is not None and entry.module is self and not entry.is_running():
         return entry(*args, **kwargs)
     # Most calls are of modules within modules, and only the outermost call ends an iteration.
     is_outermost = not _calls.inside

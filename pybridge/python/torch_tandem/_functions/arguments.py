@@ -1,5 +1,6 @@
 """Arguments of a function's call: the key, which is equal in calls of one kind, and the tensors."""
 
+import collections
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -70,6 +71,8 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
         if kind in TENSORS:
             tensors.append(value)
             key.append(value.shape)
+            if kind is not torch.Tensor:
+                key.append(kind)
             if _attributes_of(value):
                 key.append(HAS_ATTRIBUTES)
         elif kind in VALUES:
@@ -88,7 +91,7 @@ def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        key.extend((value.shape,) if kind in TENSORS else (kind, value.shape))
+        key.extend((value.shape,) if kind is torch.Tensor else (kind, value.shape))
         if _attributes_of(value):
             key.append(HAS_ATTRIBUTES)
     elif kind in VALUES:
@@ -96,25 +99,53 @@ def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int
     elif id(value) in met:
         key.extend((kind, SAME, met[id(value)]))
     elif kind is list or kind is tuple:
-        if kind is list:
+        if value:
             met[id(value)] = len(met)
         key.extend((kind, len(value)))
         for item in value:
             _add(item, key, tensors, objects, met)
-    elif kind is dict:
+    elif isinstance(value, dict) and _is_plain(value):
         met[id(value)] = len(met)
         key.extend((kind, len(value)))
-        for name, item in value.items():
-            key.append(name if type(name) in VALUES else id(name))
+        if isinstance(value, collections.defaultdict):
+            objects.append(value.default_factory)
+        for name, item in dict.items(value):
+            if type(name) in VALUES:
+                key.extend((type(name), repr(name) if type(name) in _FLOATS else name))
+            else:
+                objects.append(name)
             _add(item, key, tensors, objects, met)
-    elif kind in _pytree.SUPPORTED_NODES:
-        children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-        key.extend((kind, repr(context)))
-        for item in children:
+    elif kind is collections.deque or _is_named_tuple(kind):
+        met[id(value)] = len(met)
+        key.extend((kind, len(value), getattr(value, "maxlen", None)))
+        for item in value:
             _add(item, key, tensors, objects, met)
     else:
         key.append(kind)
         objects.append(value)
+
+
+def _is_plain(value: dict) -> bool:
+    """Whether a dict has no attributes, or those that are its items (`ModelOutput` of transformers)."""
+    kind = type(value)
+    if kind is dict:
+        return True
+    known = kind in (collections.OrderedDict, collections.defaultdict) or kind in _pytree.SUPPORTED_NODES
+    attributes = _attributes_of(value) or {}
+    return known and all(item is dict.get(value, name) for name, item in attributes.items())
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Whether a type is a named tuple, or one that PyTorch's operators return."""
+    if kind.__bases__ != (tuple,):
+        return False
+    return hasattr(kind, "n_sequence_fields") or is_generated(getattr(kind, "__new__", None))
+
+
+def is_generated(function: Any) -> bool:
+    """Whether `collections.namedtuple` has made a function."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith("<")
 
 
 def varying(one: Hashable, two: Hashable) -> str:

@@ -78,7 +78,8 @@ _PURE_FUNCTIONS = {
     "posix": frozenset({"fspath"}),
     "sys": frozenset(
         [
-            "exc_info", "exception", "intern", "is_finalizing", "getdefaultencoding", "audit",
+            "exc_info", "exception", "getrecursionlimit",
+            "intern", "is_finalizing", "getdefaultencoding", "audit",
         ]
     ),
     "numpy": None,
@@ -86,7 +87,7 @@ _PURE_FUNCTIONS = {
     "numpy._core._multiarray_umath": None,
     "numpy.linalg._umath_linalg": None,
 }
-_IMPURE = frozenset({"fromfile", "shares_memory", "may_share_memory"})
+_IMPURE = frozenset({"fromfile", "shares_memory", "may_share_memory", "getweakrefcount", "getweakrefs"})
 # Functions with an effect outside of the program's objects that no operator depends on.
 _EFFECTS = {("builtins", "print"), ("_warnings", "warn"), ("_warnings", "warn_explicit")}
 _WRITERS = frozenset({"TextIOWrapper", "BufferedWriter", "StringIO", "BytesIO"})

@@ -23,16 +23,14 @@ def keys(value: dict) -> tuple:
 
 def cached(value: Any) -> tuple:
     """The keys and values in the cache of a `functools.lru_cache`, as the garbage collector finds them."""
-    found: list = []
-    for part in gc.get_referents(value):
-        if type(part) is not dict:
-            found.append(part)
-        elif part is not value.__dict__:
-            # The dict of a bounded cache has links as values. They are skipped, since their keys and values
-            # are referents of the cache object itself.
-            found += [i for i in (*part, *part.values()) if type(i).__name__ != "_lru_list_elem"]
-    # A bounded cache is ordered by its last uses, which are no part of its contents.
-    return tuple(sorted(found, key=id))
+    parts = [part for part in gc.get_referents(value) if getattr(part, "__name__", "") != "_lru_list_elem"]
+    at = next(i for i, part in enumerate(parts) if type(part) is dict and part is not value.__dict__)
+    # A bounded cache has links, from which the keys and values are found first, each value after its key.
+    # They are in the order of their last uses, which is no part of the contents.
+    pairs = [*zip(parts[:at:2], parts[1:at:2], strict=False)]
+    if not pairs:
+        pairs = [pair for pair in parts[at].items() if type(pair[1]).__name__ != "_lru_list_elem"]
+    return tuple(part for pair in sorted(pairs, key=lambda pair: id(pair[0])) for part in pair)
 
 
 def listed(value: Any) -> tuple:

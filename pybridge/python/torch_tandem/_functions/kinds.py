@@ -20,7 +20,7 @@ import torch
 
 # Types of immutable values that are equal if their texts (`repr`) are.
 SPELT = (
-    complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
+    complex, range, fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
     datetime.tzinfo, uuid.UUID, pathlib.PurePath, re.Pattern, torch.finfo, torch.iinfo,
 )  # fmt: skip
 # Containers whose items are listed by iterating over them.
@@ -38,7 +38,9 @@ LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
 # Modules whose objects do not matter: PyTorch's own caches and counters, and Tandem's.
 _TORCHS = frozenset({"torch", "torch_tandem"})
 # Methods in C that reach attributes by names which the caller chooses.
-READERS_BY_NAME = frozenset({"__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"})
+READERS_BY_NAME = frozenset(
+    {"format", "format_map", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
+)
 WRITERS_BY_NAME = frozenset({"__setattr__", "__delattr__", "__setstate__"})
 # Functions that reach attributes by names, and those whose answers or effects only their observer compares.
 BY_NAME = frozenset({getattr, hasattr, vars, dir})
@@ -46,10 +48,18 @@ UNOBSERVED = frozenset({id, hash, setattr, delattr})
 # Attributes in C of functions and classes.
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
 OF_CLASSES = ("__name__", "__qualname__")
+# Methods that operators and other syntax call.
+SPECIAL_METHODS = frozenset(
+    name
+    for kind in (float, int, list, dict, set, type, types.FunctionType)
+    for name, member in vars(kind).items()
+    if type(member) is types.WrapperDescriptorType
+) | {"__getattr__", "__enter__", "__exit__", "__torch_function__", "__instancecheck__", "__class_getitem__"}
 # Attributes of C objects that hold values of the program, by type.
 PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (functools.partial, ("func", "args", "keywords")),
-    (property, ("fget", "fset", "fdel")),
+    (property, ("fget", "fset", "fdel", "__doc__")),
+    (slice, ("start", "stop", "step")),
     (staticmethod, ("__func__",)),
     (classmethod, ("__func__",)),
     (types.MethodType, ("__self__", "__func__")),
@@ -63,7 +73,7 @@ PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 # C types whose objects have no state besides their parts, items and attributes.
 TRANSPARENT = (
     functools.partial, super, types.MethodType, types.MethodWrapperType, property, staticmethod, classmethod,
-    type, list, tuple, dict, types.SimpleNamespace,
+    type, list, tuple, dict, slice, types.SimpleNamespace,
 )  # fmt: skip
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 

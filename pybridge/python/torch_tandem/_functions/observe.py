@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import gc
 import importlib
+import inspect
 import os
 import sys
 import sysconfig
@@ -30,14 +31,18 @@ _KNOWN_FILES = ("<frozen importlib", sys.modules["typing"].__file__, PACKAGE)
 # The code of `isinstance` for protocols, which asks for attributes by their names.
 _PROTOCOL = type(typing.Protocol).__instancecheck__.__code__
 _TORCH = os.path.dirname(sys.modules["torch"].__file__) + os.sep
+# The file of `inspect.signature`, which reads attributes of functions and classes by names in its code.
+_INSPECT = inspect.__file__
 # The file of functions that read how much memory is in use, which depends on what the executor has done.
 _MEMORY = os.path.join(PACKAGE, "memory.py")
 # The file whose functions only wrap functions of PyTorch, so that the program is their caller.
 _WRAPPERS = os.path.join(PACKAGE, "_device", "settings.py")
 # Attributes of tensors that operators change and that are not compared.
 _UNSEEN = frozenset({"_version", "_cdata", "output_nr", "grad_fn", "_base", "retains_grad"})
-# Names through which code reads variables of its caller, annotations, and context variables.
-_REFUSED = frozenset({"tb_frame", "f_back", "get_type_hints", "copy_context"})
+# Names through which code reads variables of other code, annotations, context variables and weak references.
+_REFUSED = frozenset(
+    {"tb_frame", "f_back", "get_type_hints", "copy_context", "__globals__", "getweakrefcount", "getweakrefs"}
+)
 # Attributes of an exception that depend on the one which the caller handles.
 _OF_EXCEPTIONS = frozenset({"__context__", "__traceback__"})
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -131,7 +136,7 @@ class World:
         self.codes[id(code)] = code, frame.f_globals
         self.is_first |= code.co_name == "<module>"
         self.version += 1
-        if not code.co_filename.startswith(_TORCH):
+        if not code.co_filename.startswith((_TORCH, _INSPECT)):
             read = bytecode.reads(code)
             self.is_dynamic |= read.is_dynamic
             if read.of:
@@ -184,7 +189,7 @@ class World:
                 f"it calls {at}, which may depend on or change what Tandem cannot see. Call it outside of "
                 "the function, and pass its result"
             ] = None
-        elif not file.startswith(_TORCH):
+        elif not file.startswith(_TORCH) and file != _INSPECT:
             self.reach_all()
 
     def _add_identity(self, frame: types.FrameType) -> None:
@@ -242,7 +247,7 @@ class World:
         name = bytecode.second_argument(frame)
         if type(name) is str:
             self.add_name(name)
-        elif not frame.f_code.co_filename.startswith(_TORCH):
+        elif not frame.f_code.co_filename.startswith((_TORCH, _INSPECT)):
             self.reach_all()
 
     def find_functions(self, explained: set[int]) -> None:

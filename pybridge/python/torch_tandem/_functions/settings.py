@@ -68,6 +68,8 @@ def of_call(module: str, function: Callable) -> Iterator[Setting]:
         yield _ABSTRACT
     elif module == "sys" and name in ("exc_info", "exception"):
         yield EXCEPTION
+    elif module == "sys" and name == "getrecursionlimit":
+        yield Setting("sys.getrecursionlimit()", lambda _: function())
     elif module != "torch" and not module.startswith("torch._C"):
         return
     elif _is_of_autocast(name):

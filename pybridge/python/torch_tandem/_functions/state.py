@@ -17,7 +17,7 @@ from torch_tandem import _core
 IMMUTABLE = frozenset(
     {
         type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
-        torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range,
+        torch.memory_format, type(Ellipsis), type(NotImplemented),
     }
 )  # fmt: skip
 _FLOATS = struct.Struct("<d")

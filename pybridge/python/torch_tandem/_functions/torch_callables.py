@@ -45,6 +45,7 @@ _FUNCTIONS = {
             # The device, which stays the same.
             "_accelerator_getAccelerator", "_accelerator_getDeviceIndex", "_accelerator_getStream",
             "_accelerator_synchronizeDevice", "_cuda_getDeviceCount", "_cuda_isInBadFork",
+            "_cuda_isCurrentStreamCapturing",
             "_get_accelerator", "_get_privateuse1_backend_name", "_is_autocast_available",
             "_mps_is_in_bad_fork", "_mtia_isBuilt", "_mtia_isInBadFork",
             "_get_fp32_precision_getter", "_set_fp32_precision_setter",

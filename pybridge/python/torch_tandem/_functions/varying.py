@@ -245,6 +245,21 @@ def floats_of(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return tuple(map(float_of, args)), {name: float_of(value) for name, value in kwargs.items()}
 
 
+# Methods of floats that code may call by their names, past those of `Number`.
+_SLOTS = frozenset(name for name in vars(float) if name.startswith("__")) - frozenset(
+    {
+        "__new__",
+        "__repr__",
+        "__doc__",
+        "__getattribute__",
+        "__hash__",
+        "__format__",
+        "__getnewargs__",
+        "__getformat__",
+    }
+)
+
+
 def unfollowed(world: World, state: State) -> str:
     """A use of a number, in the code that has run, that a `Number` cannot notice; empty if there is none."""
     formats = any("%" in value.expected for value in state.values if type(value.expected) is str)
@@ -252,6 +267,8 @@ def unfollowed(world: World, state: State) -> str:
         if is_torchs(code):
             continue
         reads = bytecode.reads(code)
+        if slots := _SLOTS & reads.attributes.union(*reads.globals):
+            return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) calls {min(slots)} by its name"
         at = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
         if any(chain[0] == "type" for chain in reads.globals):
             return f"{at} looks at the types of objects"

@@ -54,6 +54,8 @@ class _Walk:
         self.classes: set[type] = set()
         self.dicts: dict[int, int] = {}
         self.libraries: set[str] = set()
+        # Numbers of the arguments and of their parts.
+        self.given: set[int] = set()
         # Numbers of roots that are PyTorch's: namespaces, functions and classes.
         self.torchs: set[int] = set()
         # Numbers of values that code of the program reads from namespaces, and that are not PyTorch's.
@@ -89,9 +91,11 @@ class _Walk:
         if type(value) is Number:
             self.state.kept_numbers.append(len(self.values))
             value = float.__pos__(value)
-        kind, expected, length = self.expectation(value) if exact else ("*", None, 0)
+        kind, expected, length = self.expectation(value, access, parent) if exact else ("*", None, 0)
         self.values.append(Value(access, parent, operand, kind, expected, length, label, step))
         at = len(self.values) - 1
+        if access == "o" or parent in self.given:
+            self.given.add(at)
         if exact and not called and issubclass(type(value), types.BuiltinFunctionType):
             self.builtin(at, value)
         if exact and not chained and issubclass(type(value), types.ModuleType):
@@ -100,7 +104,7 @@ class _Walk:
             self.queue.append((at, value))
         return at
 
-    def expectation(self, value: Any) -> tuple[str, Any, int]:
+    def expectation(self, value: Any, access: str, parent: int) -> tuple[str, Any, int]:
         kind = type(value)
         if kind in IMMUTABLE:
             return "=", value, 0
@@ -117,7 +121,9 @@ class _Walk:
             )
         if issubclass(kind, dict):
             return "l", kind, dict.__len__(value)
-        if issubclass(kind, (types.MethodType, functools.partial, super, *kinds.LISTED, *kinds.BUFFERS)):
+        if issubclass(
+            kind, (types.MethodType, slice, functools.partial, super, *kinds.LISTED, *kinds.BUFFERS)
+        ):
             return "t", kind, 0
         if issubclass(kind, (type, types.FunctionType, types.ModuleType, enum.Enum)):
             return "s", value, 0
@@ -132,7 +138,8 @@ class _Walk:
         try:
             return "w", weakref.ref(value), id(kind)
         except TypeError:
-            return ("t", kind, 0) if kinds.is_pythons(kind) else ("s", value, 0)
+            is_given = access == "o" or parent in self.given
+            return ("t", kind, 0) if kinds.is_pythons(kind) and is_given else ("s", value, 0)
 
     def root(self, label: str, value: Any) -> int:
         """List an object to which the check holds a reference, and return its number."""
@@ -229,6 +236,8 @@ class _Walk:
         if issubclass(kind, torch.Tensor):
             return self.tensor(at, value)
         if issubclass(kind, types.FunctionType):
+            if not is_torchs(value.__code__):
+                self.programs.add(at)
             return self.function(at, value)
         if issubclass(kind, types.BuiltinFunctionType):
             if callables.module_of(value) is None and not isinstance(value.__self__, type):
@@ -452,7 +461,8 @@ class _Walk:
 
     def builtin(self, at: int, value: types.BuiltinFunctionType) -> None:
         """Accept or refuse a C function that other C code, such as `map`, may call without being observed."""
-        if value in kinds.BY_NAME and not self.is_torchs(at):
+        is_reader = value in kinds.BY_NAME or value.__name__ in kinds.READERS_BY_NAME
+        if is_reader and not self.is_torchs(at):
             self.world.reach_all()
         if value in kinds.UNOBSERVED and not self.is_torchs(at):
             raise Unknown(
@@ -535,10 +545,18 @@ class _Walk:
         entry.kind, entry.expected, entry.length = "l", dict, len(members)
         reaches_all = self.world.is_dynamic or any(issubclass(c, value) for c in self.world.dynamic_classes)
         reaches_all |= self.world.reaches_all(value)
+        if not kinds.is_of_torch(value.__module__) and value.__module__ not in sys.stdlib_module_names:
+            self.absent_slots(inside, members)
         for name, item in list(members.items()):
             is_named = name in self.names or (reaches_all and not name.startswith("__"))
+            is_named |= name == "__match_args__"
             if is_named or self.has_run(item) or kinds.is_called_by_syntax(name, item):
                 self.key(inside, members, name, f".{name}")
+
+    def absent_slots(self, inside: int, members: dict) -> None:
+        """List the special methods that a class of the program lacks: syntax would call them."""
+        for name in kinds.SPECIAL_METHODS - members.keys():
+            self.key(inside, members, name, f".{name}")
 
     def has_run(self, item: Any) -> bool:
         """Whether a member of a class has code that ran."""
@@ -597,7 +615,14 @@ class _Walk:
                 )
             members = _core.attributes_of(value)
             inside = self.space(value.__name__, members)
+            if rest[0] not in members:
+                self.key(inside, members, "__getattr__", ".__getattr__")
             self.chain(inside, members, rest[0], f".{rest[0]}", rest[1:], called, by_torch)
+        elif len(rest) == 1 and not called and not by_torch and issubclass(type(value), type):
+            # A method of a class that is passed to a function in C, which may call it.
+            member = None if kinds.is_pythons(value) else getattr(value, rest[0], None)
+            if issubclass(type(member), types.BuiltinFunctionType):
+                self.builtin(at, member)
 
     def imported(
         self, namespace: dict, level: int, name: str, names: tuple[str, ...], by_torch: bool

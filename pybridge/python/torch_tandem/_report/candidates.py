@@ -40,7 +40,7 @@ def after_step(steps: int) -> None:
 
 def _timed_call(self, *args, **kwargs):
     # Dynamo must trace only the module's own call. Functions are no candidates.
-    is_function = self.__dict__.get("_compiled_call_impl") is not None
+    is_function = "_tandem_entry" in self.__dict__
     if is_function or torch.compiler.is_compiling() or _inside.call or not torch.is_grad_enabled():
         return self._wrapped_call_impl(*args, **kwargs)
     _inside.call = True
