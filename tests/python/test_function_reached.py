@@ -7,7 +7,10 @@ Each case is a function with a change of what it reads. Calls after the change g
 
 import abc
 import array
+import collections
 import contextvars
+import copy
+import datetime
 import functools
 import gc
 import operator
@@ -502,6 +505,64 @@ def hook_of_the_node_of_a_parameter():
     return step, lambda: node.register_prehook(lambda grads: (grads[0] * 2,))
 
 
+@is_compared
+def cached_results():
+    @functools.lru_cache
+    def scale(n):
+        return by[n]
+
+    by = {1: 2.0, 2: 3.0}
+
+    def change():
+        scale.cache_clear()
+        by.update({1: 3.0, 2: 2.0})
+        scale(2), scale(1)
+
+    scale(1), scale(2)
+    return lambda x: x * scale(1), change
+
+
+@is_compared
+def getattr_of_a_module():
+    config = types.ModuleType("config")
+    config.__getattr__ = lambda name: 2.0
+    return lambda x: x * config.scale, lambda: setattr(config, "__getattr__", lambda name: 3.0)
+
+
+@is_compared
+def special_method_that_is_new():
+    class Value:
+        unused = 1
+
+    value = Value()
+
+    def change():
+        del Value.unused
+        Value.__bool__ = lambda self: False
+
+    return lambda x: x * (2.0 if value else 3.0), change
+
+
+@is_compared
+def object_without_weak_references():
+    class Mode:
+        __slots__ = ()
+
+    one, config = Mode(), SimpleNamespace(mode=Mode())
+    return lambda x: x * (2.0 if config.mode is one else 3.0), lambda: vars(config).update(mode=one)
+
+
+@is_compared
+def bound_format():
+    config, text = SimpleNamespace(scale=2.0), "{0.scale}".format
+    return lambda x: x * float(next(map(text, [config]))), lambda: vars(config).update(scale=3.0)
+
+
+@is_refused
+def clock_called_by_c():
+    return lambda x: x * next(map(datetime.datetime.now, [None])).year, lambda: None
+
+
 # --- the function itself --------------------------------------------------------------------------------
 
 
@@ -661,3 +722,158 @@ def test_a_wrapped_module_keeps_its_class(kind):
             x = data(2, 3, seed=i).to("tandem")
             assert torch.equal(model(x), twin(x))
     assert model.cache_info().hits > 2
+
+
+# --- wrapped modules and classes --------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class WithState(Scaled):
+    def __getstate__(self):
+        return self.__dict__.copy()
+
+
+class Twice(Scaled):
+    def __call__(self, x):
+        return super().__call__(x) + super().__call__(x)
+
+
+@pytest.mark.parametrize("kind", [Scaled, WithState])
+def test_copies_run_themselves(kind):
+    model = torch_tandem.function(kind())
+    x = torch.ones(3, device="tandem")
+    for _ in range(8):
+        model(x)
+    twin = copy.copy(model)
+    replica = kind.__new__(kind)
+    replica.__dict__ = model.__dict__.copy()
+    for other in (twin, replica):
+        other.scale = 5.0
+        assert torch.equal(other(x), x * 5) and torch.equal(model(x), x * 2)
+
+
+def test_classes_are_wrapped_in_any_order():
+    x = torch.ones(3, device="tandem")
+    base = type("Base", (Scaled,), {})
+    derived = type("Derived", (base,), {})
+    for kind in (base, derived, derived):
+        torch_tandem.function(kind)
+    twice = torch_tandem.function(type("Other", (Twice,), {}))
+    both = torch_tandem.function(twice())
+    for _ in range(8):
+        assert (
+            torch.equal(derived()(x), x * 2)
+            and torch.equal(twice()(x), x * 4)
+            and torch.equal(both(x), x * 4)
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}])
+def test_dynamo_compiles_wrapped_modules(options):
+    x = torch.ones(3, device="tandem")
+    kind = torch_tandem.function(type("Compiled", (Scaled,), {}))
+    for model in (kind(), torch_tandem.function(Scaled())):
+        compiled = torch.compile(model, backend="eager", **options)
+        assert all(torch.equal(compiled(x), x * 2) for _ in range(5))
+
+
+# --- arguments and results ----------------------------------------------------------------------------------
+
+
+Batch = collections.namedtuple("Batch", "x, y")
+
+
+def with_attribute(x):
+    found = collections.OrderedDict(x=x)
+    found.scale = 3.0
+    return found
+
+
+ARGUMENTS = {
+    "a parameter": (lambda x: x * (2.0 if isinstance(x, nn.Parameter) else 3.0), lambda x: x,
+                    lambda x: nn.Parameter(x, requires_grad=False)),
+    "keys that are tuples": (
+        lambda d: sum(v * k[1] for k, v in d.items()), lambda x: {(0, 2.0): x}, lambda x: {(0, 3.0): x},
+    ),
+    "a key that is true": (
+        lambda d: sum(v * (2.0 if k is True else 3.0) for k, v in d.items()),
+        lambda x: {1: x},
+        lambda x: {True: x},
+    ),
+    "the same tuple": (
+        lambda p: p[0][0] * (2.0 if p[0] is p[1] else 3.0), lambda x: [(x,), (x,)], lambda x: [(x,)] * 2,
+    ),
+    "an attribute": (
+        lambda d: d["x"] * getattr(d, "scale", 2.0), lambda x: collections.OrderedDict(x=x), with_attribute,
+    ),
+    "a range": (
+        lambda p: p[0] * p[1].stop, lambda x: (x, range(0, 3, 2)), lambda x: (x, range(0, 4, 2)),
+    ),
+    "a slice": (
+        lambda p: p[0] * (2 if type(p[1].start) is int else 3),
+        lambda x: (x, slice(1, 2)),
+        lambda x: (x, slice(1.0, 2)),
+    ),
+    "a longer deque": (
+        lambda d: d[0] * len(d),
+        lambda x: collections.deque([x]),
+        lambda x: collections.deque([x, x.clone()]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_that_differ_are_told_apart(name):
+    plain, one, two = ARGUMENTS[name]
+    step = torch_tandem.function(plain)
+    for i in range(CALLS):
+        make = one if i < CHANGE else two
+        x = data(3, seed=i).to("tandem")
+        assert torch.equal(step(make(x)), plain(make(x)))
+
+
+def test_named_tuples_are_replayed():
+    step = torch_tandem.function(lambda batch: batch.x * batch.y)
+    for i in range(12):
+        x = data(3, seed=i).to("tandem")
+        assert torch.equal(step(Batch(x, x)), x * x)
+    assert step.cache_info().hits > 2, step.explain()
+
+
+def test_attributes_and_identities_of_results():
+    weight = nn.Parameter(torch.ones(3, device="tandem"))
+
+    def gradient(x):
+        weight.grad = None
+        (weight * x).sum().backward()
+        return weight.grad
+
+    returns_attribute, returns_gradient = map(
+        torch_tandem.function, (lambda x: with_attribute(x * 2), gradient)
+    )
+    for i in range(12):
+        x = data(3, seed=i).to("tandem")
+        assert returns_attribute(x).scale == 3.0 and returns_gradient(x) is weight.grad
+
+
+def test_views_of_buffers_that_autograd_saves():
+    """The views are other tensors in each call, and live until the backward pass."""
+    embedding = nn.Embedding(20, 4).to("tandem")
+    positions = torch.arange(20, device="tandem").expand(1, -1)
+    step = torch_tandem.function(lambda x: embedding(positions[:, :3]) * x)
+    for i in range(16):
+        x = data(4, seed=i).to("tandem")
+        embedding.zero_grad()
+        step(x).sum().backward()
+        found, embedding.weight.grad = embedding.weight.grad, None
+        (embedding(positions[:, :3]) * x).sum().backward()
+        assert torch.equal(found, embedding.weight.grad)
+    assert step.cache_info().hits > 4, step.explain()

@@ -211,7 +211,7 @@ void Recorder::keep_watched() {
     const auto is_leaf_of = [&](const Given& g) { return g.kind == Given::kGradient && g.index == i; };
     const auto uses = [&](const Given& g) { return captures(g) || is_leaf_of(g); };
     if (i >= reached_ && std::none_of(call_.given.begin(), call_.given.end(), uses)) continue;
-    if (i >= reached_ && is_made_view(at::Tensor(t))) continue;
+    if (i >= reached_ && is_made_of_watched(at::Tensor(t))) continue;
     numbers[i] = kept.size();
     call_.watched_writes.push_back(w.version.enabled() ? w.version.current_version() - w.first_version : 0);
     kept.push_back(w);

@@ -103,6 +103,13 @@ class Recorder {
   bool is_made_view(const at::Tensor& t) const {
     return t.is_view() && t.grad_fn() && t.grad_fn()->sequence_nr() >= first_node_;
   }
+  // Whether a tensor that no name reaches is a view of a watched one, or shares its storage. The call has made it, and
+  // autograd may keep it until the call's backward pass.
+  bool is_made_of_watched(const at::Tensor& t) const {
+    const auto reached = call_.watched.begin() + static_cast<std::ptrdiff_t>(std::min(reached_, call_.watched.size()));
+    const auto is_of = [&](const Watched& w) { return w.context == identity(t); };
+    return t.is_view() || std::any_of(call_.watched.begin(), reached, is_of);
+  }
   // Whether the storage of a tensor is an argument's, and the argument contains all elements of the tensor.
   bool is_within_argument(const at::Tensor& t) const;
 

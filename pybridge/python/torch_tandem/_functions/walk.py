@@ -226,7 +226,10 @@ class _Walk:
             module = self.escaped.pop()
             members = _core.attributes_of(module)
             at = self.space(module.__name__, members)
-            for name in sorted(self.names & members.keys()):
+            names = {"__getattr__", *(self.names & members.keys())}
+            if "__getattr__" in members:
+                names |= self.names
+            for name in sorted(names):
                 self.key(at, members, name, f".{name}")
 
     def within(self, at: int, value: Any) -> None:
