@@ -271,9 +271,10 @@ class World:
             for owner in gc.get_referrers(*lost)
             if type(owner) is types.FunctionType and id(owner.__code__) in self._sought
         ]
-        if len({id(owner.__code__) for owner in found}) < len(lost):
-            gone = next(code for code in lost if all(owner.__code__ is not code for owner in found))
-            self._refuse_code(gone, "is held where Tandem cannot see it")
+        held = {id(owner.__code__) for owner in found}
+        for code in lost:
+            if id(code) not in held and not code.co_filename.startswith((_TORCH, *_STANDARD)):
+                self._refuse_code(code, "is held where Tandem cannot see it")
         methods = [owner for owner in gc.get_referrers(*found) if type(owner) is types.MethodType]
         for owner in (*found, *methods):
             self.functions[id(owner)] = owner
