@@ -392,16 +392,10 @@ impl StateCheck {
     fn note(&self, py: Python<'_>, i: usize, object: *mut PyObject, last: &mut [Last]) -> Result<(), usize> {
         let expected = &self.values[i].expected;
         if object == last[i].object && !object.is_null() {
-            return match expected {
-                // SAFETY: the object is alive because the object that holds it is.
-                Expected::Referent(reference, kind)
-                    if unsafe { ffi::Py_TYPE(object) } as usize != *kind
-                        || !refers_to(reference.bind(py), object) =>
-                {
-                    Err(i)
-                }
-                _ => Ok(()),
-            };
+            let Expected::Referent(reference, kind) = expected else { return Ok(()) };
+            // SAFETY: the object is alive because the object that holds it is.
+            let is_of_kind = unsafe { ffi::Py_TYPE(object) } as usize == *kind;
+            return if is_of_kind && refers_to(reference.bind(py), object) { Ok(()) } else { Err(i) };
         }
         // SAFETY: the object is null, or alive because the object that holds it is.
         let found = unsafe { Bound::from_borrowed_ptr_or_opt(py, object) };
