@@ -10,6 +10,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/util/bit_cast.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
