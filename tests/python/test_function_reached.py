@@ -848,6 +848,21 @@ def test_named_tuples_are_replayed():
     assert step.cache_info().hits > 2, step.explain()
 
 
+def test_tuples_that_iterate_in_their_own_way():
+    """In a notebook, the file name of a class's code is that of code which `collections.namedtuple` makes."""
+    space = {}
+    source = """
+class Pair(tuple):
+    def __new__(cls, *items): return tuple.__new__(cls, items)
+    def __iter__(self): raise RuntimeError
+"""
+    exec(compile(source, "<cell>", "exec"), space)
+    step = torch_tandem.function(lambda pair: pair[0] * pair[1])
+    for i in range(12):
+        x = data(3, seed=i).to("tandem")
+        assert torch.equal(step(space["Pair"](x, 2.0)), x * 2)
+
+
 def test_attributes_and_identities_of_results():
     weight = nn.Parameter(torch.ones(3, device="tandem"))
 

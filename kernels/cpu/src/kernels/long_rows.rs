@@ -4,12 +4,12 @@
 /// Number of elements of a vector.
 pub const LANES: usize = 16;
 
-/// Number of a vector's first elements that are those of the vector before it, too, as a mask with a bit pattern of ones
-/// for each other element. A comparison with the number would be compiled to a branch for each lane.
+/// Mask of the elements of a vector that the vector before it does not have: all bits are set for them, and none for the
+/// first, known ones. A comparison of lane numbers instead would be compiled to a branch for each lane.
 #[derive(Clone, Copy)]
-pub struct New<'m>(&'m [u32; LANES]);
+pub struct New(&'static [u32; LANES]);
 
-/// The masks: the one of a vector with `n` known elements begins `n` places before the middle.
+/// The masks of all vectors: that of a vector with `n` known elements begins `n` places before the middle.
 const MASKS: [u32; 2 * LANES] = {
     let mut masks = [0; 2 * LANES];
     let mut lane = LANES;
@@ -20,16 +20,14 @@ const MASKS: [u32; 2 * LANES] = {
     masks
 };
 
-impl New<'static> {
+impl New {
     /// Mask of a vector whose first `known` elements, at most [`LANES`], are known.
     #[inline(always)]
     pub fn after(known: usize) -> Self {
         let masks: &[u32; LANES] = MASKS[LANES - known..].first_chunk().unwrap_or(&[0; LANES]);
         New(masks)
     }
-}
 
-impl New<'_> {
     /// The element of a lane, or `other` if it is known.
     #[inline(always)]
     pub fn or(self, lane: usize, x: f32, other: f32) -> f32 {
@@ -51,7 +49,7 @@ struct Vectors {
 }
 
 impl Iterator for Vectors {
-    type Item = (usize, New<'static>);
+    type Item = (usize, New);
 
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
@@ -65,7 +63,7 @@ impl Iterator for Vectors {
 /// Returns the positions of the vectors of a row of `n` elements, at least [`LANES`], and which elements of a vector the
 /// one before it does not have.
 #[inline(always)]
-pub fn vectors(n: usize) -> impl Iterator<Item = (usize, New<'static>)> {
+pub fn vectors(n: usize) -> impl Iterator<Item = (usize, New)> {
     Vectors { at: 0, n }
 }
 
@@ -85,7 +83,7 @@ pub fn store(row: &mut [f32], at: usize, vector: &[f32; LANES]) {
 
 /// Adds a vector's new elements to the sums.
 #[inline(always)]
-pub fn add(sums: &mut [f64; LANES], vector: &[f32; LANES], new: New<'_>) {
+pub fn add(sums: &mut [f64; LANES], vector: &[f32; LANES], new: New) {
     for (lane, (sum, x)) in sums.iter_mut().zip(vector).enumerate() {
         *sum += f64::from(new.or(lane, *x, 0.0));
     }

@@ -139,7 +139,8 @@ def _is_named_tuple(kind: type) -> bool:
     """Whether a type is a named tuple, or one that PyTorch's operators return."""
     if kind.__bases__ != (tuple,):
         return False
-    return hasattr(kind, "n_sequence_fields") or is_generated(getattr(kind, "__new__", None))
+    is_made = hasattr(kind, "_fields") and is_generated(kind.__new__)
+    return is_made or hasattr(kind, "n_sequence_fields")
 
 
 def is_generated(function: Any) -> bool:

@@ -114,6 +114,11 @@ def is_of_torch(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in _TORCHS
 
 
+def is_of_standard(kind: type) -> bool:
+    """Whether a class belongs to the standard library."""
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
 def is_numpys_function(kind: type) -> bool:
     """Whether objects of a type are NumPy's functions, which are told apart by their identity."""
     numpy = sys.modules.get("numpy")

@@ -548,7 +548,7 @@ class _Walk:
         entry.kind, entry.expected, entry.length = "l", dict, len(members)
         reaches_all = self.world.is_dynamic or any(issubclass(c, value) for c in self.world.dynamic_classes)
         reaches_all |= self.world.reaches_all(value)
-        if not kinds.is_of_torch(value.__module__) and value.__module__ not in sys.stdlib_module_names:
+        if not kinds.is_of_torch(value.__module__) and not kinds.is_of_standard(value):
             self.absent_slots(inside, members)
         for name, item in list(members.items()):
             is_named = name in self.names or (reaches_all and not name.startswith("__"))
