@@ -14,14 +14,17 @@
 //! pointers stand for more than the type of the object: those that must be the same, and those that were found equal.
 //! The referent of a weak reference is compared with the reference, and the items of tuples are compared each time.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PyString, PyTuple};
+use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PySet, PyString, PyTuple, PyType};
+use pyo3::PyTypeInfo;
 
 /// How a value is reached from its parent, the value that holds it.
 enum Access {
@@ -76,6 +79,8 @@ struct Value {
     is_late: bool,
     /// Whether the value is a Python function. Its code, defaults and closure are compared as pointers.
     is_function: bool,
+    /// Whether the value is a list, dict or set that is reached from another value.
+    is_distinct: bool,
 }
 
 /// The object that a value was in the latest comparison, null for no object.
@@ -103,6 +108,10 @@ pub struct StateCheck {
     values: Vec<Value>,
     /// Pairs of values that have to be the same object: a value, and an earlier one.
     shared: Vec<(usize, usize)>,
+    /// Lists, dicts and sets that are different objects, and must remain so: code may compare or change them.
+    distinct: Vec<usize>,
+    /// Whether one of these was replaced since they were last found to be different.
+    is_replaced: AtomicBool,
     last: Mutex<Vec<Last>>,
     /// Whether dicts count their changes.
     counts_changes: bool,
@@ -135,12 +144,15 @@ impl StateCheck {
                 values[parent].children.push(i);
             }
             shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
-            values.push(Value { access, expected, parent, children: Vec::new(), is_late, is_function });
+            let is_distinct = !is_late && is_reached(&access) && is_of_containers(py, &expected);
+            let children = Vec::new();
+            values.push(Value { access, expected, parent, children, is_late, is_function, is_distinct });
         }
+        let distinct = (0..values.len()).filter(|i| values[*i].is_distinct).collect();
         let last = Mutex::new(values.iter().map(|_| Last::default()).collect());
         // CPython 3.13 has no `ma_version_tag`.
         let counts_changes = py.version_info() < (3, 13);
-        Ok(StateCheck { values, shared, last, counts_changes })
+        Ok(StateCheck { values, shared, distinct, is_replaced: AtomicBool::new(true), last, counts_changes })
     }
 
     /// Returns the number of the first value that differs in a call with these objects as arguments, or -1.
@@ -285,6 +297,14 @@ impl StateCheck {
                 return Err(*i);
             }
         }
+        if self.is_replaced.load(Ordering::Relaxed) {
+            let mut met = HashSet::new();
+            let mut is_new = |i: &&usize| last[**i].object.is_null() || met.insert(last[**i].object);
+            if let Some(i) = self.distinct.iter().find(|i| !is_new(i)) {
+                return Err(*i);
+            }
+            self.is_replaced.store(false, Ordering::Relaxed);
+        }
         Ok(late)
     }
 
@@ -404,6 +424,9 @@ impl StateCheck {
         }
         let held = found.filter(|_| matches!(expected, Expected::Equal(_))).map(Bound::unbind);
         last[i] = Last { object, held, changes: 0, function: [0; FUNCTION_WORDS] };
+        if self.values[i].is_distinct {
+            self.is_replaced.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -556,6 +579,20 @@ fn is_equal(one: &Bound<'_, PyAny>, two: &Bound<'_, PyAny>) -> bool {
         (Ok(one), Ok(two)) => one.value().to_bits() == two.value().to_bits(),
         _ => one.eq(two).unwrap_or(false),
     }
+}
+
+/// Whether a value is reached from another one, other than as the dict of an object's attributes, which several objects
+/// may share.
+fn is_reached(access: &Access) -> bool {
+    matches!(access, Access::Key(_) | Access::Attribute(_) | Access::Item(_) | Access::Paired)
+}
+
+/// Whether a value is expected to be a list, a dict or a set.
+fn is_of_containers(py: Python<'_>, expected: &Expected) -> bool {
+    let (Expected::Sized(kind, _) | Expected::Type(kind)) = expected else { return false };
+    let Ok(kind) = kind.bind(py).cast::<PyType>() else { return false };
+    let is_of = |base: Bound<'_, PyType>| kind.is_subclass(&base).unwrap_or(false);
+    is_of(PyList::type_object(py)) || is_of(PyDict::type_object(py)) || is_of(PySet::type_object(py))
 }
 
 fn is_function(object: &Bound<'_, PyAny>) -> bool {
