@@ -303,7 +303,14 @@ functions! {
     pub fn ttc_observe_calls(on: i32) -> i32;
     pub fn ttc_current_device() -> i32;
     pub fn ttc_set_device(device: i32);
-    pub fn ttc_call(op: u32, args: *const TtArg, n_args: usize, grad_mode: i32, outs: *mut TtOuts) -> i32;
+    pub fn ttc_call(
+        op: u32,
+        args: *const TtArg,
+        n_args: usize,
+        grad_mode: i32,
+        one_thread: i32,
+        outs: *mut TtOuts,
+    ) -> i32;
     pub fn ttc_clear();
     pub fn ttc_buffer_new(nbytes: u64) -> *mut c_void;
     pub fn ttc_buffer_retain(buffer: *mut c_void);

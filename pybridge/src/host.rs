@@ -112,6 +112,15 @@ const PARALLEL: i64 = 1 << 15;
 /// Time that OpenMP's threads spin after a kernel, in the expectation of the next kernel.
 const SPINS: Duration = Duration::from_millis(5);
 
+fn elements(input: &Input<'_>) -> i64 {
+    input.sizes.iter().product()
+}
+
+/// Whether a call has so few elements that the start of threads takes longer than its kernel.
+fn is_small(call: &Call<'_>) -> bool {
+    call.inputs.iter().map(elements).sum::<i64>() < PARALLEL
+}
+
 thread_local! {
     /// Time when this thread's latest kernel on OpenMP's threads ended.
     static LARGE: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -127,7 +136,9 @@ unsafe impl HostKernels for Shim {
         // SAFETY: the records point into `call`, whose objects are alive; the outputs are read before `ttc_clear`.
         unsafe {
             let (args, grad_mode) = (records.args(), i32::from(call.grad_enabled));
-            let status = ttc_call(call.op.0, args.as_ptr(), args.len(), grad_mode, &raw mut outs);
+            let one_thread = i32::from(OPERATORS.get(call.op).is_always_parallel && is_small(call));
+            let status =
+                ttc_call(call.op.0, args.as_ptr(), args.len(), grad_mode, one_thread, &raw mut outs);
             RECORDS.set(records);
             items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
             items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));
@@ -136,7 +147,7 @@ unsafe impl HostKernels for Shim {
                 return Err(kept());
             }
         }
-        if call.inputs.iter().any(|input| input.sizes.iter().product::<i64>() >= PARALLEL) {
+        if call.inputs.iter().any(|input| elements(input) >= PARALLEL) {
             LARGE.set(Some(Instant::now()));
         }
         Ok(())

@@ -370,7 +370,8 @@ TT_EXPORT int32_t ttc_current_device();
 TT_EXPORT void ttc_set_device(int32_t device);
 // Calls the CPU kernel of `op` in this grad mode. The pointers in `outs` are valid until ttc_clear on the same thread.
 // Outputs that are not tensors are stored in the thread's host_values() for the functor that issued the op.
-TT_EXPORT int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, int32_t grad_mode, TtOuts* outs);
+TT_EXPORT int32_t ttc_call(uint32_t op, const TtArg* args, size_t n_args, int32_t grad_mode, int32_t one_thread,
+                           TtOuts* outs);
 // Drops the tensors of this thread's latest ttc_call.
 TT_EXPORT void ttc_clear();
 // A buffer is a c10::StorageImpl in host memory.

@@ -18,6 +18,7 @@
 #include "calls/operators.h"
 #include "device/generator.h"
 #include "device/host_memory.h"
+#include "device/threads.h"
 
 namespace tandem {
 
@@ -281,8 +282,9 @@ using namespace tandem;
 
 extern "C" {
 
-int32_t ttc_call(uint32_t op, const TtArg* args, size_t n, int32_t grad_mode, TtOuts* outs) {
+int32_t ttc_call(uint32_t op, const TtArg* args, size_t n, int32_t grad_mode, int32_t one_thread, TtOuts* outs) {
   return or_kept(int32_t{TT_RAISE}, [&] {
+    const OneThread guard(one_thread != 0);
     call(op, args, n, grad_mode != 0, outs);
     return int32_t{TT_OK};
   });

@@ -11,6 +11,9 @@
 
 #include "boundary/shim.h"
 
+// PyTorch's OpenMP library, if it was built with one.
+extern "C" __attribute__((weak)) void omp_set_num_threads(int n);
+
 namespace {
 
 // Whether this thread flushes denormal numbers to zero.
@@ -25,6 +28,17 @@ int32_t flushes_denormal() {
 }  // namespace
 
 void tandem::initialize_vector_math() { at::erf(at::zeros({1})); }
+
+// The setting belongs to the calling thread. `at::set_num_threads` would change it for threads that are yet to start,
+// and drop oneDNN's caches.
+tandem::OneThread::OneThread(bool on) {
+  if (!on || omp_set_num_threads == nullptr) return;
+  before_ = at::get_num_threads();
+  omp_set_num_threads(1);
+}
+tandem::OneThread::~OneThread() {
+  if (before_ != 0) omp_set_num_threads(before_);
+}
 
 extern "C" {
 

@@ -76,7 +76,8 @@ variable_list run(const Cut& graph, const variable_list& grads) {
   return run_within(std::move(roots), std::move(defined), ends);
 }
 
-// Storages that existed before a pass, each with the watched tensor of the call that the storage belongs to.
+// Storages that existed before a pass, each with a watched tensor of the call on the storage. A storage has several of
+// them if tensors with versions of their own share it.
 using Captured = std::vector<std::pair<size_t, size_t>>;
 
 // The backward passes of a recorded call.
@@ -136,9 +137,8 @@ void add_pass(int64_t call, int64_t pass) {
     const auto& given = backward->given[i];
     if (given.kind == Given::kSaved) known->saved.insert(given.index);
     if (given.kind != Given::kCaptured) continue;
-    const auto on = [&](const Watched& w) { return w.context == given.context; };
-    const auto owner = std::find_if(forward->watched.begin(), forward->watched.end(), on);
-    if (owner != forward->watched.end()) captured.emplace_back(i, owner - forward->watched.begin());
+    for (size_t j = 0; j < forward->watched.size(); j++)
+      if (forward->watched[j].context == given.context) captured.emplace_back(i, j);
   }
   known->templates.emplace_back(pass, std::move(captured));
 }
@@ -284,7 +284,8 @@ class ReplayedBackward final : public CallBackward {
       can_replay_ &= accepts_shape_of(t, next_edge(num_outputs() - 1));
     }
     for (const auto& t : left_.arguments) arguments_.push_back({identity(t), t.defined() ? version_of(t) : 0});
-    for (const auto& t : left_.watched) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), version_of(t)});
+    for (const auto& t : left_.watched) watched_.push_back(Version::of(t));
+    for (const auto& fed : left_.call->fed) fed_.push_back(Version::of(fed.version));
     const std::lock_guard<std::mutex> lock(passes_mutex);
     passes_ = passes_of(left_.id);
     for (size_t i = 0; i < left_.made.size(); i++)
@@ -296,9 +297,11 @@ class ReplayedBackward final : public CallBackward {
     left_.watched.clear();
   }
 
-  // Adds a result. `storage` is the number of its storage among the storages that the call has made.
-  void add_result(const NodePointer& self, const at::Tensor& t, size_t storage) {
-    results_.push_back({storage, {t.unsafeGetTensorImpl()->version_counter(), version_of(t)}});
+  // Notes the version of a result. `storage` is the number of its storage among the storages that the call has made.
+  void note_result(const at::Tensor& t, size_t storage) { results_.push_back({storage, Version::of(t)}); }
+
+  // Adds a result from which a pass may begin.
+  void add_root(const NodePointer& self, const at::Tensor& t) {
     torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
   }
 
@@ -327,6 +330,10 @@ class ReplayedBackward final : public CallBackward {
  private:
   // The version of a tensor when the call ended.
   struct Version {
+    static Version of(const c10::VariableVersion& counter) {
+      return {counter, counter.enabled() ? counter.current_version() : 0};
+    }
+    static Version of(const at::Tensor& t) { return of(t.unsafeGetTensorImpl()->version_counter()); }
     bool is_current() const { return !counter.enabled() || counter.current_version() == version; }
     c10::VariableVersion counter;
     uint32_t version;
@@ -381,6 +388,21 @@ class ReplayedBackward final : public CallBackward {
     const auto& t = left_.arguments[argument];
     return !t.defined() || (identity(t) == arguments_[argument].first && version_of(t) == arguments_[argument].second);
   }
+  // Whether the arguments that share the storage of an argument have the elements that they had when the call ended.
+  bool is_shared_as_before(size_t argument) const {
+    for (size_t i = 0; i < left_.arguments.size(); i++)
+      if (arguments_[i].first == arguments_[argument].first && !is_as_before(i)) return false;
+    return is_as_before(argument);
+  }
+  // Whether a host tensor that a pass is fed is unchanged, if the call was fed it, too.
+  bool is_as_before(const Fed& fed, size_t gradients) const {
+    if (fed.kind == Fed::kArgument) return fed.index < gradients || is_shared_as_before(fed.index - gradients);
+    if (fed.kind != Fed::kCaptured) return true;
+    const auto& known = left_.call->fed;
+    for (size_t i = 0; i < known.size(); i++)
+      if (known[i].kind == Fed::kCaptured && known[i].storage == fed.storage && !fed_[i].is_current()) return false;
+    return true;
+  }
   bool is_as_before(size_t watched, const Given& given) const {
     if (!watched_[watched].is_current()) return false;
     const auto& known = left_.call->watched[watched];
@@ -400,6 +422,8 @@ class ReplayedBackward final : public CallBackward {
   // The storages of the call's arguments, and their versions when the call ended.
   std::vector<std::pair<void*, uint32_t>> arguments_;
   std::vector<Version> watched_;
+  // Versions of the host tensors that the call was fed.
+  std::vector<Version> fed_;
   std::vector<OfResult> results_;
   // Storages of watched tensors that the passes use.
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> captured_;
@@ -428,8 +452,7 @@ std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captur
     for (const auto& given : recorded->given) {
       bool is_modified = false;
       if (given.kind == Given::kArgument && given.index >= grads.size()) {
-        const auto i = given.index - grads.size();
-        is_modified = !is_as_before(i);
+        is_modified = !is_shared_as_before(given.index - grads.size());
       } else if (given.kind == Given::kSaved) {
         is_modified = std::any_of(results_.begin(), results_.end(), [&](const OfResult& result) {
           return result.storage == given.index && !result.version.is_current();
@@ -437,6 +460,8 @@ std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captur
       }
       if (is_modified) throw std::runtime_error(kModified);
     }
+    for (const auto& fed : recorded->fed)
+      if (!is_as_before(fed, grads.size())) throw std::runtime_error(kModified);
     for (const auto& [given, watched] : captured)
       if (!is_as_before(watched, recorded->given[given])) throw std::runtime_error(kModified);
   });
@@ -446,29 +471,36 @@ std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captur
 variable_list ReplayedBackward::recompute(const variable_list& grads) {
   for (size_t i = 0; i < left_.arguments.size(); i++)
     if (!is_as_before(i)) throw std::runtime_error(kModified);
+  for (const auto& fed : left_.call->fed)
+    if (!is_as_before(fed, 0)) throw std::runtime_error(kModified);
+  for (const auto& result : results_)
+    if (passes_ && passes_->saved.count(result.storage) && !result.version.is_current())
+      throw std::runtime_error(kModified);
   const auto& watched = left_.call->watched;
   for (size_t i = 0; i < watched.size(); i++) {
     const auto impl = watched[i].tensor.lock();
     if (!watched_[i].is_current() || !watched[i].is_same(at::Tensor(impl))) throw std::runtime_error(kModified);
   }
-  const auto &before = left_.call->modes, now = Modes::now();
-  TORCH_CHECK(before.deterministic == now.deterministic && before.warn_only == now.warn_only &&
-                  before.fills == now.fills && before.default_dtype == now.default_dtype &&
-                  before.threads == now.threads,
-              "torch_tandem.function: a replayed call cannot be made again for its backward pass, since a setting of "
-              "PyTorch differs");
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torch_tandem::recompute", "")
                              .typed<std::vector<at::Tensor>(int64_t, const c10::List<std::optional<at::Tensor>>&)>();
   c10::List<std::optional<at::Tensor>> arguments;
   for (const auto& t : left_.arguments) arguments.push_back(t.defined() ? std::optional(t) : std::nullopt);
-  const auto first = at::sequence_number::peek();
-  const auto all = op.call(left_.id, arguments);
-  TORCH_CHECK(all.size() == left_.call->results.size(), "the function returned another number of tensors");
-  std::vector<at::Tensor> results;
-  for (size_t i = 0; i < all.size(); i++)
-    if (left_.call->results[i].requires_grad && left_.call->results[i].kind == Result::kKept) results.push_back(all[i]);
-  const auto graph = cut_out(results, left_.arguments, first);
+  const auto graph = [&] {
+    // The call is made again with the settings that it had. The pass has the present ones, as in eager.
+    const c10::InferenceMode outside(false);
+    const ModesOfProcess modes(left_.call->modes);
+    const auto first = at::sequence_number::peek();
+    const auto all = op.call(left_.id, arguments);
+    TORCH_CHECK(all.size() == left_.call->results.size(), "the function returned another number of tensors");
+    std::vector<at::Tensor> results;
+    for (size_t i = 0; i < all.size(); i++) {
+      if (!left_.call->results[i].requires_grad || left_.call->results[i].kind != Result::kKept) continue;
+      TORCH_CHECK(all[i].requires_grad(), "a result of the function no longer requires grad");
+      results.push_back(all[i]);
+    }
+    return cut_out(results, left_.arguments, first);
+  }();
   const auto same = [](const Edge& a, const Edge& b) { return a.function == b.function && a.input_nr == b.input_nr; };
   TORCH_CHECK(graph.refusal.empty() && std::equal(graph.targets.begin(), graph.targets.end(), next_edges().begin(),
                                                   next_edges().end(), same),
@@ -587,7 +619,9 @@ void attach_replayed(Left&& left, at::TensorList results) {
   const NodePointer node = made;
   for (size_t i = 0; i < results.size(); i++) {
     const auto& result = call->results[i];
-    if (result.requires_grad && result.kind == Result::kKept) made->add_result(node, results[i], result.index);
+    if (result.kind != Result::kKept) continue;
+    made->note_result(results[i], result.index);
+    if (result.requires_grad) made->add_root(node, results[i]);
   }
 }
 

@@ -35,6 +35,19 @@ size_t hooks_of(const at::Tensor& t) {
   return node ? own + node->pre_hooks().size() + node->post_hooks().size() : own;
 }
 
+GradientType grad_dtype_of(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  return meta ? meta->grad_dtype_ : std::nullopt;
+}
+
+// The implementations of attention that are enabled. `scaled_dot_product_attention` chooses among them.
+uint32_t enabled_attention() {
+  const auto& context = at::globalContext();
+  return context.userEnabledMathSDP() | context.userEnabledFlashSDP() << 1 | context.userEnabledMemEfficientSDP() << 2 |
+         context.userEnabledCuDNNSDP() << 3 | context.userEnabledOverrideableSDP() << 4 |
+         context.allowFP16BF16ReductionMathSDP() << 5;
+}
+
 }  // namespace
 
 void* identity(const at::Tensor& t) {
@@ -67,6 +80,8 @@ Modes Modes::now() {
           context.deterministicFillUninitializedMemory(),
           at::SavedTensorDefaultHooks::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(),
           context.userEnabledMkldnn(),
+          at::autocast::is_autocast_cache_enabled(),
+          enabled_attention(),
           at::autocast::get_autocast_dtype(kTandem),
           c10::get_default_dtype_as_scalartype(),
           at::get_num_threads()};
@@ -75,8 +90,25 @@ Modes Modes::now() {
 bool Modes::operator==(const Modes& other) const {
   return included == other.included && excluded == other.excluded && grad == other.grad &&
          inference == other.inference && deterministic == other.deterministic && warn_only == other.warn_only &&
-         fills == other.fills && hooks == other.hooks && onednn == other.onednn && autocast == other.autocast &&
+         fills == other.fills && hooks == other.hooks && onednn == other.onednn &&
+         autocast_cache == other.autocast_cache && attention == other.attention && autocast == other.autocast &&
          default_dtype == other.default_dtype && threads == other.threads;
+}
+
+void ModesOfProcess::set(const Modes& modes) {
+  auto& context = at::globalContext();
+  context.setDeterministicAlgorithms(modes.deterministic, modes.warn_only);
+  context.setDeterministicFillUninitializedMemory(modes.fills);
+  context.setUserEnabledMkldnn(modes.onednn);
+  context.setSDPUseMath(modes.attention & 1);
+  context.setSDPUseFlash(modes.attention & 2);
+  context.setSDPUseMemEfficient(modes.attention & 4);
+  context.setSDPUseCuDNN(modes.attention & 8);
+  context.setSDPUseOverrideable(modes.attention & 16);
+  context.setAllowFP16BF16ReductionMathSDP(modes.attention & 32);
+  if (c10::get_default_dtype_as_scalartype() != modes.default_dtype)
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(modes.default_dtype));
+  if (at::get_num_threads() != modes.threads) at::set_num_threads(modes.threads);
 }
 
 TensorMetadata::TensorMetadata(const at::Tensor& t)
@@ -123,6 +155,7 @@ Watched::Watched(const at::Tensor& t)
       requires_grad(t.requires_grad()),
       is_leaf(t.is_leaf()),
       hooks(hooks_of(t)),
+      grad_dtype(grad_dtype_of(t)),
       version(t.unsafeGetTensorImpl()->version_counter()),
       first_version(version.enabled() ? version.current_version() : 0) {
   if (is_leaf) gradient = Gradient(t);
@@ -130,7 +163,8 @@ Watched::Watched(const at::Tensor& t)
 
 bool Watched::is_same(const at::Tensor& t) const {
   return identity(t) == context && t.storage_offset() == offset && window.is_of(t) &&
-         t.requires_grad() == requires_grad && t.is_leaf() == is_leaf && hooks_of(t) == hooks;
+         t.requires_grad() == requires_grad && t.is_leaf() == is_leaf && hooks_of(t) == hooks &&
+         grad_dtype_of(t) == grad_dtype;
 }
 
 Argument::Argument(const at::Tensor& t, at::TensorList all)
@@ -148,7 +182,7 @@ Argument::Argument(const at::Tensor& t, at::TensorList all)
   requires_grad = t.requires_grad();
   is_leaf = t.is_leaf();
   is_inference = t.is_inference();
-  hooks = hooks_of(t);
+  hooks = hooks_of(t), grad_dtype = grad_dtype_of(t);
   if (is_leaf) gradient = Gradient(t);
   first = first_on(t, all);
   distance = t.storage_offset() - all[first].storage_offset();
@@ -170,12 +204,13 @@ bool Argument::equals(const Argument& other, bool reads_gradients) const {
   return defined == other.defined && window == other.window && requires_grad == other.requires_grad &&
          is_leaf == other.is_leaf && is_inference == other.is_inference &&
          (!reads_gradients || gradient.defined == other.gradient.defined) && hooks == other.hooks &&
-         first == other.first && distance == other.distance && same == other.same;
+         grad_dtype == other.grad_dtype && first == other.first && distance == other.distance && same == other.same;
 }
 
 bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const {
   if (!t.defined() || !defined) return t.defined() == defined;
-  if (t.layout() != c10::kStrided || !window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks)
+  if (t.layout() != c10::kStrided || !window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks ||
+      grad_dtype_of(t) != grad_dtype)
     return false;
   if (t.is_inference() != is_inference) return false;
   if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
@@ -195,6 +230,7 @@ Fed::Fed(const at::Tensor& t)
       window(t),
       offset(t.storage_offset()),
       is_zero(may_be_zero(t)),
+      version(t.unsafeGetTensorImpl()->version_counter()),
       is_number(t.unsafeGetTensorImpl()->is_wrapped_number()) {
   // The deleter of other libraries' memory is a function of these libraries.
   static const auto foreign = c10::InefficientStdFunctionContext::makeDataPtr(

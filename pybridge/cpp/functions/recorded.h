@@ -30,9 +30,24 @@ struct Modes {
   bool operator==(const Modes& other) const;
 
   c10::DispatchKeySet included, excluded;
-  bool grad, inference, deterministic, warn_only, fills, hooks, onednn;
+  bool grad, inference, deterministic, warn_only, fills, hooks, onednn, autocast_cache;
+  // The enabled implementations of attention, a bit for each.
+  uint32_t attention;
   c10::ScalarType autocast, default_dtype;
   int32_t threads;
+};
+
+// PyTorch's settings are those of `Modes`, as far as they belong to the process, while the object exists.
+class ModesOfProcess {
+ public:
+  explicit ModesOfProcess(const Modes& modes) : before_(Modes::now()) { set(modes); }
+  ~ModesOfProcess() { set(before_); }
+  ModesOfProcess(const ModesOfProcess&) = delete;
+  ModesOfProcess& operator=(const ModesOfProcess&) = delete;
+
+ private:
+  static void set(const Modes& modes);
+  Modes before_;
 };
 
 // The metadata of a tensor.
@@ -48,6 +63,9 @@ struct TensorMetadata {
   c10::Device device;
   uint16_t flags;
 };
+
+// The dtype that the program has chosen for a leaf's gradient (`Tensor.grad_dtype`), if it has chosen one.
+using GradientType = std::optional<c10::ScalarType>;
 
 // The gradient of a leaf when a call begins.
 struct Gradient {
@@ -75,6 +93,7 @@ struct Watched {
   int64_t offset;
   bool requires_grad, is_leaf;
   size_t hooks;
+  GradientType grad_dtype;
   c10::VariableVersion version;
   uint32_t first_version;
   Gradient gradient;
@@ -104,6 +123,7 @@ struct Argument {
   bool is_inference = false;
   Gradient gradient;
   size_t hooks;
+  GradientType grad_dtype;
   // The first argument on the same storage, and the distance from its offset in elements.
   size_t first;
   int64_t distance;
@@ -134,6 +154,7 @@ struct Fed {
   int64_t offset;
   // TT_ZERO, on which the operator's variant depends.
   bool is_zero;
+  c10::VariableVersion version;
   // Whether the memory is PyTorch's, and not another library's.
   bool is_own;
   // Whether the tensor stands for a Python number. A graph may keep such a tensor.

@@ -210,6 +210,7 @@ const char* Replay::find_given() {
         const auto& before = call_->watched[known.index].gradient;
         if (!before.window->is_of(grad) || before.offset != grad.storage_offset())
           return "a gradient has another shape or offset";
+        if (grad.is_inference()) return "a gradient was made in inference mode";
         if (before.requires_grad != grad.requires_grad()) return "a gradient itself requires grad, or no longer does";
         given_.push_back({storage_context(grad), 0});
         break;

@@ -166,7 +166,7 @@ SCENES = [
     Scene("values of results", "w{n} = nn.Parameter(full(1.0))", ("y = y * 2", "y = y[:, :]", "y = y.detach()"), (), ("w{n}.grad",), after=("l = (r * w{n}).sum(); r.add_(100.0); l.backward()", "l = (r.detach() * w{n}).sum(); l.backward()"), rate=2),
     Scene("list as argument", "g{n} = []", ("a{n}.append(1); y = y * 2", "a{n}.append(y); y = y + 1", "a{n}[:] = [y * 2]; y = y + 1"), ("g{n} = [1, 2]",), ("len(g{n})", "g{n}[-1]"), argument="(g{n}.clear() or g{n})"),
     Scene("tensors of the graph", "p{n} = nn.Parameter(full(1.0)); o{n} = SimpleNamespace(h=0.0); h{n} = []", ("y = y * p{n}; o{n}.h = y.sum(); y = y.tanh()", "y = y * p{n}; h{n}[:] = [y.sin()]; y = y * 2", "y = (y * p{n}).exp(); y = y * p{n}"), ("p{n}.requires_grad_(False)", "p{n}.grad = None", "with torch.no_grad(): p{n}.mul_(0.5)"), ("p{n}.grad", "o{n}.h", "len(h{n})"), rate=2),
-    Scene("gradients of graphs", "p{n} = nn.Parameter(full(1.0)); q{n} = nn.Parameter(full(0.5))", ("y = (y * p{n}).tanh() * q{n} + p{n}", "y = torch.addcmul(y, p{n}, q{n}).sigmoid() * p{n}", "y = F.dropout(y * p{n}, 0.3) + q{n}", "y = (y @ torch.outer(p{n}, q{n})).relu()"), ("p{n}.requires_grad_(False)", "p{n}.grad = None", "q{n}.grad = None; p{n}.grad = None", "with torch.no_grad(): p{n}.mul_(0.5)", "p{n} = q{n}", "p{n}.register_hook(lambda g: g * 2)", "q{n} = nn.Parameter(full(2.0))"), ("p{n}.grad", "q{n}.grad"), rate=4),
+    Scene("gradients of graphs", "p{n} = nn.Parameter(full(1.0)); q{n} = nn.Parameter(full(0.5))", ("y = (y * p{n}).tanh() * q{n} + p{n}", "y = torch.addcmul(y, p{n}, q{n}).sigmoid() * p{n}", "y = F.dropout(y * p{n}, 0.3) + q{n}", "y = (y @ torch.outer(p{n}, q{n})).relu()"), ("p{n}.requires_grad_(False)", "p{n}.grad = None", "q{n}.grad = None; p{n}.grad = None", "with torch.no_grad(): p{n}.mul_(0.5)", "p{n} = q{n}", "p{n}.register_hook(lambda g: g * 2)", "p{n}.register_hook(tripled_y)", "q{n}.register_hook(tripled_y)", "p{n}.grad = None; p{n}.grad_dtype = torch.bfloat16", "q{n} = nn.Parameter(full(2.0))"), ("p{n}.grad", "q{n}.grad"), rate=4),
     Scene("branches that write", "s{n}, z{n} = full(0.0), full(0.0)", ("w = s{n} if y.sum() > 0 else z{n}; w.add_(y[0].detach()); y = y * 2 if w[0] > 2 else y + w", "w = z{n} if y[0, 0] > 0 else s{n}; w.mul_(0.5).add_(1); y = F.dropout(y) if w[1] > 1.5 else y - w"), ("s{n}.zero_()", "z{n}.fill_(3)", "s{n} = z{n}", "z{n} = full(-2.0)"), ("s{n}", "z{n}"), rate=3),
     Scene("saved gradient", "p{n} = nn.Parameter(full(1.0)); p{n}.grad = full(0.0); w{n} = nn.Parameter(full(1.0)); l{n} = None", ("(p{n} * y.detach()).sum().backward()",), ("p{n}.grad = full(1.0)",), ("p{n}.grad", "w{n}.grad", "p{n}.grad._version"), after=("l{n} = saved_until_next(l{n}, (p{n}.grad * w{n}).sum())",)),
     # Settings.
@@ -190,11 +190,15 @@ SCENES = [
         )
         for argument in ("[full(1.0), c{n}][k{n}]", "(c{n} if i % 9 == 8 else full(1.0))", "(c{n} if i % 9 == 8 else c{n}[:])", "data(i, 2, 3)[(i % 9 == 8) * 1]", "(full(1.0) if i % 9 < 7 else with_scale(full(1.0)))", "(x if i % 9 == 8 else full(1.0))", "[full(1.0), full(1.0).requires_grad_() * 1][k{n}].detach()")
     ],
+    Scene("attention", "", ("y = F.scaled_dot_product_attention(y[None, None], y[None, None] * 2, y[None, None])[0, 0]",), ("torch.backends.cuda.enable_flash_sdp(False)", "torch.backends.cuda.enable_flash_sdp(True)", "torch.backends.cuda.enable_math_sdp(False)", "torch.backends.cuda.enable_math_sdp(True)"), ("torch.backends.cuda.flash_sdp_enabled()",)),
+    Scene("attribute of a tensor", "t{n} = full(1.0); p{n} = nn.Parameter(full(2.0))", ("y = y * getattr(t{n}, 'scale', 2.0) + t{n}", "y = y * 3 if hasattr(p{n}, 'frozen') else y + p{n}.detach()", "y = y * vars(p{n}).get('scale', 2.0) * p{n}.detach()"), ("t{n}.scale = 3.0", "t{n}.__dict__.clear()", "p{n}.frozen = True", "p{n}.scale = 0.5", "p{n}.__dict__.clear()"), ("t{n}", "p{n}")),
+    Scene("containers that become one", "u{n}, v{n} = [1.0], [1.0]; k{n} = {{'a': {{1}}, 'b': {{1}}}}", ("y = y * (2 if u{n} is v{n} else 3)", "y = y * (2 if k{n}['a'] is k{n}['b'] else 3)", "y = y * (len({{id(z) for z in (u{n}, v{n})}}) + 1)"), ("u{n} = v{n}", "v{n} = [1.0]", "k{n}['a'] = k{n}['b']", "k{n}['a'] = {{1}}"), ("u{n}", "v{n}")),
     # A number that varies in each call.
     Scene("number that varies", "", ("y = y * a{n}", "y = y + a{n}", "y = y * 2 if a{n} % 2 else y"), (), (), "i"),
     Scene("float that varies", "", VARYING, (), (), "0.37 + 0.11 * i"),
     Scene("float that varies in the state", "k{n} = types.SimpleNamespace(v=0.37)", tuple(use.replace("a{n}", "k{n}.v") for use in VARYING), ("k{n}.v = 1.0", "k{n}.v = -0.4", "k{n} = types.SimpleNamespace(v=3.3)"), (), "", ("k{n}.v += 0.09",)),
     Scene("floats that vary in a tuple", "k{n} = [(0.37, 1.9)]", tuple(use.replace("a{n}", "k{n}[0][1]") for use in VARYING), ("k{n}[0] = (0.5, 0.0)", "k{n}[0] = [0.5, 2]"), (), "", ("k{n}[0] = (k{n}[0][0] * 1.1, k{n}[0][1] + 0.13)",)),
+    Scene("float that varies now and then", "k{n} = types.SimpleNamespace(v=0.37, flag=True)", tuple(f"y = y + 1 if k{{n}}.flag else y\n{use.replace('a{n}', 'k{n}.v')}" for use in VARYING), ("k{n}.v, k{n}.flag = 0.5, False", "k{n}.v = 0.9", "k{n}.flag, k{n}.v = True, 1.7", "k{n}.v += 0.01", "k{n}.flag = not k{n}.flag"), ("k{n}.flag",), rate=2),
     Scene("large module", "torch.manual_seed(3); m{n} = nn.Sequential(*(nn.Linear(3, 3) for _ in range(250))).to(device).requires_grad_(False)", ("y = m{n}[0](y)", "y = m{n}[0](y) * a{n}"), ("m{n}[0] = nn.Tanh()", "m{n}[0].weight.data.mul_(2)", "m{n}[0].bias = None"), (), "i", rate=2),
     Scene("host tensor that varies", "", ("y = y * a{n}.to(device)", "y = y * a{n}", "y = y * a{n}.item()", "y = y * torch.exp(-a{n}).to(device)"), (), (), "torch.tensor(1.0 + i // 4)", rate=2),
     Scene("sparse argument", "", ("y = y + a{n}.to_dense().to(device)",), ("z{n} = 1",), (), "torch.eye(3)[:2].to_sparse_csr()"),
@@ -214,6 +218,7 @@ CALLS = {
     "no_grad": "torch.no_grad()({f})({x})",
     "inference mode": "torch.inference_mode()({f})({x})",
     "autocast": "torch.autocast('tandem', torch.bfloat16)({f})({x})",
+    "autocast without its cache": "torch.autocast('tandem', torch.bfloat16, cache_enabled=False)({f})({x})",
     "mode": "under(mode_of(lambda y: y * 3), {f}, {x})",
     "default device": "under(torch.device(device), {f}, {x})",
     "keyword": "{f}(x={x})",

@@ -26,6 +26,8 @@ pub struct Operator {
     pub is_contraction: bool,
     /// Whether the operator overwrites all of its first argument, regardless of the previous contents.
     pub overwrites: bool,
+    /// Whether PyTorch's CPU kernel divides tensors of any size among threads, and has the same bits on one thread.
+    pub is_always_parallel: bool,
 }
 
 impl Operator {
@@ -37,6 +39,7 @@ impl Operator {
             flops: table::flops_of(name),
             is_contraction: table::is_contraction(name),
             overwrites: table::overwrites(name),
+            is_always_parallel: table::is_always_parallel(name),
             name: name.into(),
             writes: writes.into(),
         }

@@ -45,6 +45,8 @@ struct Row {
     contraction: bool,
     /// Whether the operator overwrites all of its first argument without reading it.
     overwrites: bool,
+    /// Whether PyTorch's CPU kernel divides tensors of any size among threads, and has the same bits on one thread.
+    always_parallel: bool,
     traits: Traits,
 }
 
@@ -56,6 +58,7 @@ const fn op(names: &'static str) -> Row {
         flops: None,
         contraction: false,
         overwrites: false,
+        always_parallel: false,
         traits: Traits::NONE,
     }
 }
@@ -78,6 +81,10 @@ impl Row {
     }
     const fn overwrites(self) -> Row {
         Row { overwrites: true, ..self }
+    }
+    /// PyTorch's CPU kernel calls `at::parallel_for` with a grain of 0 or 1, and no sum spans its parts.
+    const fn always_parallel(self) -> Row {
+        Row { always_parallel: true, ..self }
     }
     /// Output shapes depend on data, although PyTorch does not tag the operator accordingly.
     const fn dynamic_shape(self) -> Row {
@@ -183,7 +190,7 @@ static TABLE: &[Row] = &[
     op("_log_softmax").outputs(outputs::softmax),
     op("_softmax_backward_data").outputs(outputs::softmax_backward),
     op("_log_softmax_backward_data").outputs(outputs::softmax_backward),
-    op("native_layer_norm").outputs(outputs::layer_norm),
+    op("native_layer_norm").outputs(outputs::layer_norm).always_parallel(),
     op("native_layer_norm_backward").outputs(outputs::layer_norm_backward),
     op("native_batch_norm").outputs(outputs::batch_norm).hidden_writes(&[3, 4]),
     op("native_batch_norm_backward").outputs(outputs::batch_norm_backward),
@@ -253,9 +260,9 @@ static TABLE: &[Row] = &[
     op("index_put_ _index_put_impl_").outputs(outputs::selection::index_put_in_place),
 
     // --- Pooling and interpolation
-    op("max_pool2d_with_indices").outputs(outputs::pooling::max),
+    op("max_pool2d_with_indices").outputs(outputs::pooling::max).always_parallel(),
     op("max_pool2d_with_indices_backward").outputs(outputs::pooling::max_backward),
-    op("avg_pool2d").outputs(outputs::pooling::average),
+    op("avg_pool2d").outputs(outputs::pooling::average).always_parallel(),
     op("avg_pool2d_backward").outputs(outputs::pooling::average_backward),
     op("_adaptive_avg_pool2d").outputs(outputs::pooling::adaptive),
     op("_adaptive_avg_pool2d_backward").outputs(outputs::pooling::adaptive_backward),
@@ -280,6 +287,7 @@ static TABLE: &[Row] = &[
 
     // --- Optimizers and lists of tensors
     op("_foreach_copy").keeps_offset(),
+    op("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_").always_parallel(),
 
     // --- Linear algebra that raises at the call
     op("_linalg_check_errors _linalg_eigh _linalg_eigvals _linalg_svd").raises(Raises::Always),
@@ -380,6 +388,11 @@ pub fn overwrites(name: &str) -> bool {
     BY_NAME.is(name, |row| row.overwrites)
 }
 
+/// Whether PyTorch's CPU kernel divides tensors of any size among threads, and has the same bits on one thread.
+pub fn is_always_parallel(name: &str) -> bool {
+    BY_NAME.is(name, |row| row.always_parallel)
+}
+
 /// The operators of the table, and the columns that are set for each.
 pub fn columns() -> BTreeMap<String, Vec<&'static str>> {
     BY_NAME.listing(|row| {
@@ -389,6 +402,7 @@ pub fn columns() -> BTreeMap<String, Vec<&'static str>> {
             ("flops", row.flops.is_some()),
             ("contraction", row.contraction),
             ("overwrites", row.overwrites),
+            ("always parallel", row.always_parallel),
             ("dynamic shape", row.traits.dynamic_shape),
             ("dynamic by mask", row.traits.dynamic_by_mask),
             ("static shape", row.traits.static_shape),
@@ -429,6 +443,7 @@ mod tests {
         assert!(overwrites("aten::normal_") && !overwrites("aten::normal.Tensor_Tensor"));
         assert!(is_contraction("aten::_scaled_dot_product_attention_math"));
         assert!(!is_contraction("aten::mul.Tensor"));
+        assert!(is_always_parallel("aten::_fused_adam_") && is_always_parallel("aten::_fused_adam_.tensor_lr"));
     }
 
     #[test]

@@ -78,7 +78,8 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
         elif kind in VALUES:
             key.append(kind)
             # Text tells 0.0 from -0.0, and equals itself for a NaN.
-            key.append(value if kind not in _FLOATS or value == value != 0 else repr(value))
+            is_spelt = kind is complex or (kind is float and not value == value != 0)
+            key.append(repr(value) if is_spelt else value)
         else:
             _add(value, key, tensors, objects, met)
     for name, value in kwargs.items():

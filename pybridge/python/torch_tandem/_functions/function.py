@@ -38,6 +38,11 @@ QUIET = 3
 # Number of calls in Python that are timed before the first audit.
 TIMED = 3
 
+# Attributes in C of functions and of bound methods, for which libraries ask.
+_OF_FUNCTIONS = frozenset(
+    {"__func__", "__self__", "__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__"}
+)
+
 _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
 _is_compiling = torch.compiler.is_compiling
@@ -127,7 +132,7 @@ class Function:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_function" not in self.__dict__:
+        if (name.startswith("__") and name not in _OF_FUNCTIONS) or "_function" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._function, name)
 

@@ -14,7 +14,7 @@ from torch_tandem._functions.recorder import Recorder
 from torch_tandem._functions.recordings import LONGEST_REST, Recordings
 from torch_tandem._functions.refusals import IF_A_NUMBER, Refusal
 from torch_tandem._functions.state import Path
-from torch_tandem._functions.varying import DIFFERS
+from torch_tandem._functions.varying import DIFFERS, Links
 
 # Maximum number of recordings of which no three are equal, for calls that read values and may take many
 # paths.
@@ -117,13 +117,19 @@ class Learning:
             attempts.reason = f"it raises {type(error).__name__}"
 
     def difference(self, one: Recorded, two: Recorded, compares_state: bool = True) -> str | None:
-        """The difference between two recorded calls, in words, or None if they are equal."""
+        """The difference between two recorded calls, in words, or None if they are equal.
+
+        The later one of equal calls gets the links of the numbers that vary.
+        """
         free: list[int] = []
         followed = frozenset[Path]()
+        links: Links | None = None
         if one.followed and two.followed:
-            if text := one.followed.match(two.followed):
-                return f"{text}. {IF_A_NUMBER}"
-            free, followed = list(two.followed.moved), two.followed.paths
+            match one.followed.match(two.followed):
+                case str(text):
+                    return f"{text}. {IF_A_NUMBER}"
+                case Links() as links:
+                    free, followed = list(links.moved), two.followed.paths
         elif one.followed or two.followed:
             return DIFFERS
         if text := _core.unequal(one.id, two.id, free) or _ops.unequal(one.id, two.id):
@@ -133,6 +139,8 @@ class Learning:
         changed = self._changed(one, two) if compares_state else {}
         if labels := [label for path, label in changed.items() if path not in followed]:
             return f"{min(labels, key=len)} has changed between the calls. {IF_A_NUMBER}"
+        if links and two.followed:
+            two.followed.links = links
         return None
 
     def _changed(self, one: Recorded, two: Recorded) -> dict[Path, str]:
@@ -166,7 +174,7 @@ class Learning:
         """
         for graph in self._recordings.graphs.get(arguments.key, ()):
             if graph.recorded.followed and self.difference(graph.recorded, recorded) is None:
-                graph.recorded.followed.widen(recorded.followed)
+                graph.recorded.followed.links = recorded.followed.links
                 self._recordings.forget(recorded)
                 return True
         return False

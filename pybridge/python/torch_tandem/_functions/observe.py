@@ -95,7 +95,7 @@ class World:
         # C functions without effects: those that cannot read a float, and those that may.
         self._pure: set[Any] = set()
         self._readers: set[Any] = set()
-        # The ids of code objects whose functions `find_functions` has searched for.
+        # The ids of code objects whose functions the walk has met, or `find_functions` has searched for.
         self._sought: set[int] = set()
         # Number of changes to this object, and whether the latest call has made none.
         self.version = 0
@@ -262,7 +262,9 @@ class World:
             for constant in code.co_consts
             if isinstance(constant, types.CodeType)
         }
-        lost = [code for key, (code, _) in self.codes.items() if key not in explained | nested | self._sought]
+        # A function that the walk has met before and no longer meets was removed from what the code reaches.
+        self._sought |= explained
+        lost = [code for key, (code, _) in self.codes.items() if key not in nested | self._sought]
         if not lost:
             return
         self._sought.update(map(id, lost))

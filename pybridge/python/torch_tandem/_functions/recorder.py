@@ -187,7 +187,8 @@ class Recorder:
         if self.is_proven:
             return State()
         latest = self._latest
-        if latest.version != self.world.version or not latest.holds(arguments.objects):
+        is_outdated = latest.version != self.world.version or not latest.holds(arguments.objects)
+        if is_outdated or not latest.lists_all_hooks():
             self._latest = latest = state_of(self._function, arguments.objects, self.world)
         return latest
 

@@ -147,10 +147,36 @@ def _is_handling(_: Any) -> bool:
     return sys.exc_info()[1] is not None
 
 
+# Namespaces of operators, and dispatch keys, for which PyTorch itself registers kernels when it imports its
+# parts.
+_IMPORTED_SPACES = frozenset(
+    {
+        "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem", "streams",
+        "fsdp", "prims", "rngprims", "inductor", "_inductor_test", "flex_lib", "mempool", "quantized_decomposed",
+        "onnx", "onnx_symbolic", "torchvision",
+    }
+)  # fmt: skip
+_IMPORTED_KEYS = frozenset({"Meta", "FuncTorchBatched"})
+
+
+class _Kernels:
+    """The number of kernels that the program may have registered. They are counted when there are others."""
+
+    _total = _programs = -1
+
+    def __call__(self, _: Any) -> int:
+        if len(torch.library._impls) != self._total:
+            names = list(torch.library._impls)
+            parts = [(name.partition("/")[0], name.rpartition("/")[2]) for name in names]
+            counts = [space not in _IMPORTED_SPACES and key not in _IMPORTED_KEYS for space, key in parts]
+            self._total, self._programs = len(names), sum(counts)
+        return self._programs
+
+
 # Classes that `ABC.register` makes subclasses of another one.
 _ABSTRACT = Setting("abc.get_cache_token()", lambda _: abc.get_cache_token())
 # Whether the caller handles an exception.
 EXCEPTION = Setting("sys.exc_info()", _is_handling)
 # The kernels that the program has registered for operators.
-KERNELS = Setting("torch.library", lambda _: len(torch.library._impls))
+KERNELS = Setting("torch.library", _Kernels())
 _DECIMAL = Setting("decimal.getcontext()", lambda _: repr(decimal.getcontext()))

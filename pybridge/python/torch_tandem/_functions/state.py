@@ -75,6 +75,8 @@ class State:
     # The version of the function's world when the state was listed, and the number of the call's objects.
     version: int = 0
     objects: int = 0
+    # Number of the tensors' dicts of hooks. A tensor has none until its first hook is registered.
+    hooks: int = 0
     # The ids of code objects whose functions the walk has met.
     explained: set[int] = field(default_factory=set)
     # The classes whose members are listed, by the ids of the dicts of their members.
@@ -115,6 +117,10 @@ class State:
         found = [value.expected() for value in self.values if value.kind == "w"]
         found = [value for value in found if issubclass(type(value), torch.Tensor)]
         return [value for value in found if value.layout == torch.strided]
+
+    def lists_all_hooks(self) -> bool:
+        """Whether no other tensor in the state has got hooks since they were listed."""
+        return self.hooks == sum(len(hooks_of(tensor)) for tensor in self.tensors())
 
     def forget(self) -> None:
         """Drop all references to objects of the program."""
@@ -202,6 +208,13 @@ class State:
                 kind, expected, length = "*", None, 0
             listed.append((v.access, numbers[v.parent], v.operand, kind, expected, length))
         return _core.StateCheck(listed)
+
+
+def hooks_of(tensor: torch.Tensor) -> dict[str, dict]:
+    """The dicts of a tensor's hooks in Python, by the names of the attributes that hold them."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    found = {name: getattr(tensor, name) for name in names}
+    return {name: hooks for name, hooks in found.items() if hooks is not None}
 
 
 def _is_same(one: Value, two: Value, known: dict[int, int]) -> bool:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree
@@ -92,6 +92,17 @@ class Varying:
         return tuple([put(i, v) for i, v in enumerate(args)]), {n: put(n, v) for n, v in kwargs.items()}
 
 
+class Links(NamedTuple):
+    """How the fed numbers of operators follow from the numbers of a tape, as equal calls have shown."""
+
+    # Indices of given numbers, and places of fed ones, that have differed between equal calls.
+    differed: frozenset[int]
+    moved: frozenset[int]
+    # For places of fed numbers, the indices of the tape's numbers that were equal to it in all of these
+    # calls.
+    equal: dict[int, frozenset[int]]
+
+
 class Followed:
     """The followed numbers of a recorded call."""
 
@@ -109,12 +120,7 @@ class Followed:
         # equal to it.
         self._fed: list[float | None] = []
         self._equal: list[frozenset[int]] = []
-        # Indices of given numbers, and places of fed ones, that have differed between equal calls.
-        self.differed: frozenset[int] = frozenset()
-        self.moved: frozenset[int] = frozenset()
-        # For places of fed numbers, the indices of the tape's numbers that were equal to it in all of these
-        # calls.
-        self.links: dict[int, frozenset[int]] = {}
+        self.links = Links(frozenset(), frozenset(), {})
 
     def _places(self, objects: list) -> list[Place] | None:
         places = [place_of(self._state, at, objects) if at >= 0 else None for at in self._at]
@@ -158,39 +164,38 @@ class Followed:
         """Find the fed numbers of the recorded operators that equal numbers of the tape."""
         self._fed = _core.numbers_of(recording)
         self._equal = self.tape.places(self._fed)
-        self.links = {i: equal for i, equal in enumerate(self._equal) if equal}
+        self.links = self.links._replace(equal={i: at for i, at in enumerate(self._equal) if at})
 
-    def match(self, later: "Followed") -> str:
-        """Compare the numbers of this call with a later one's. Returns the difference, or "".
+    def match(self, later: "Followed") -> Links | str:
+        """Compare the numbers of this call with a later one's.
 
-        The later call gets the links that hold in both calls.
+        Returns the links that hold in both calls if their operators are equal, too, or the difference.
         """
         if not self.tape.computes_as(later.tape) or self.paths != later.paths:
             return "Python computes something else with numbers that vary, or compares them otherwise"
         if not all(map(is_alike, self.tape.values, later.tape.values)):
             return "numbers that vary have other signs, or are 0, 1 or the like"
-        links, moved = {}, set()
+        known, links, moved = self.links, {}, set()
         for i, (x, y) in enumerate(zip(self._fed, later._fed, strict=False)):
-            if equal := self.links.get(i, frozenset()) & later._equal[i]:
+            if equal := known.equal.get(i, frozenset()) & later._equal[i]:
                 links[i] = equal
-            if i in self.moved or not (x is None or y is None or is_same(x, y)):
+            if i in known.moved or not (x is None or y is None or is_same(x, y)):
                 # A fed number that differs without a link is found by the comparison of operators.
                 if equal:
                     moved.add(i)
-                elif i in self.moved:
+                elif i in known.moved:
                     return "an operator is fed a number that is not computed as before"
         given = enumerate(zip(self.tape.values[: self.tape.given], later.tape.values, strict=False))
-        later.differed = self.differed | {i for i, (x, y) in given if not is_same(x, y)}
-        later.moved, later.links = frozenset(moved), links
-        return ""
-
-    def widen(self, equal: "Followed") -> None:
-        """Take over the links of an equal call, and the numbers that have differed in it."""
-        self.differed, self.moved, self.links = equal.differed, equal.moved, equal.links
+        differed = known.differed | {i for i, (x, y) in given if not is_same(x, y)}
+        return Links(differed, frozenset(moved), links)
 
     def beyond(self, known: "Followed") -> str | None:
         """The difference between the fed numbers of this call and of a replay of `known`, or None."""
-        return "an operator is fed a number that had not varied before" if self.moved - known.moved else None
+        return (
+            "an operator is fed a number that had not varied before"
+            if self.links.moved - known.links.moved
+            else None
+        )
 
     def without_numbers(self, result: Any) -> Any:
         """Return a call's result with plain floats for its numbers. The call then depends on their values."""
@@ -217,21 +222,21 @@ class Followed:
         if given is None or len(given) != self.tape.given:
             return None
         known = self.tape.values
-        if not all(i in self.differed or is_same(x, known[i]) for i, x in enumerate(given)):
+        if not all(i in self.links.differed or is_same(x, known[i]) for i, x in enumerate(given)):
             return None
         values = self.tape.compute(given)
         if values is None or not all(map(is_alike, known, values)):
             return None
         fed = []
-        for place, links in self.links.items():
-            first, *others = (values[i] for i in links)
-            if place not in self.moved:
+        for place, equal in self.links.equal.items():
+            first, *others = (values[i] for i in equal)
+            if place not in self.links.moved:
                 # This fed number has not varied yet: it may come from one of the linked numbers, or be a
                 # constant.
                 others.append(self._fed[place])  # type: ignore[arg-type]
             if not all(is_same(first, other) for other in others):
                 return None
-            if place in self.moved:
+            if place in self.links.moved:
                 fed.append((place, first))
         return fed
 

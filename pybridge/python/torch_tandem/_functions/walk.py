@@ -26,7 +26,7 @@ from torch_tandem import _core
 from torch_tandem._functions import bytecode, callables, contents, kinds, settings, torch_callables
 from torch_tandem._functions.numbers import Number
 from torch_tandem._functions.observe import World, is_librarys, is_torchs
-from torch_tandem._functions.state import IMMUTABLE, State, Value
+from torch_tandem._functions.state import IMMUTABLE, State, Value, hooks_of
 
 # Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
 # call by 1 ms.
@@ -415,11 +415,11 @@ class _Walk:
     def tensor(self, at: int, value: torch.Tensor) -> None:
         if value.layout != torch.strided:
             raise Unknown(f"{self.state.label(at)} is a sparse tensor, whose operators run on the host")
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if (hooks := getattr(value, name)) is not None:
-                self.attribute(at, name, hooks)
+        for name, hooks in hooks_of(value).items():
+            self.attribute(at, name, hooks)
+            self.state.hooks += 1
         attributes = _core.attributes_of(value)
-        if attributes:
+        if attributes is not None:
             self.attributes(at, attributes)
         kind = type(value)
         if kind not in (torch.Tensor, torch.nn.Parameter):

@@ -1,5 +1,6 @@
 """Modules that `--function` could name: the time of their outermost calls, measured in a few iterations."""
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -9,13 +10,15 @@ from torch import nn
 
 from torch_tandem._report.types import Candidate
 
-# The optimizer steps at which timing begins and ends. Most of the tracing is over by then, and few calls get
-# slower.
-FIRST, LAST = 20, 30
+# The optimizer step at which timing begins, and the number of steps that are timed. Most of the tracing is
+# over by then, and few calls get slower.
+FIRST, STEPS = 20, 10
 
 _times: Counter[type] = Counter()
 _calls: Counter[type] = Counter()
 _begin = _elapsed = 0
+# The step at which timing ends; 0 if it has not begun.
+_last = 0
 
 
 class _Inside(threading.local):
@@ -29,11 +32,14 @@ _inside = _Inside()
 
 def after_step(steps: int) -> None:
     """Begin or end the timing of module calls, if the number of optimizer steps says so."""
-    global _begin, _elapsed
-    if steps == FIRST and nn.Module.__call__ is nn.Module._wrapped_call_impl:
+    global _begin, _elapsed, _last
+    # An observed call of a function must not differ from other calls.
+    if sys.getprofile() is not None:
+        return
+    if not _last and steps >= FIRST and nn.Module.__call__ is nn.Module._wrapped_call_impl:
         nn.Module.__call__ = _timed_call
-        _begin = time.perf_counter_ns()
-    elif steps == LAST and nn.Module.__call__ is _timed_call:
+        _begin, _last = time.perf_counter_ns(), steps + STEPS
+    elif steps >= _last and nn.Module.__call__ is _timed_call:
         nn.Module.__call__ = nn.Module._wrapped_call_impl
         _elapsed = time.perf_counter_ns() - _begin
 
