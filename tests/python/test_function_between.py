@@ -9,6 +9,8 @@ import contextlib
 import pytest
 import torch
 import torch_tandem
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.filterwarnings("error:.*an audit found")
 CALLS = 10
@@ -151,7 +153,7 @@ def outcomes(device, wraps, kind, change, mode):
 
 
 def is_known(change, mode):
-    """Whether a pass makes the call again, and cannot know that elements have changed: no version counts it."""
+    """Whether a pass makes the call again with elements that have changed, which no version counts."""
     return change == "write_to_data" and mode in ("inference mode", "deterministic")
 
 
@@ -164,3 +166,145 @@ def test_a_pass_after_a_change_is_eagers(kind, change, mode):
         return
     ours = outcomes("tandem", torch_tandem.function, kind, change, mode)
     assert ours == outcomes("cpu", lambda f: f, kind, change, mode)
+
+
+def hooks_with_the_same_code(wraps, device):
+    weights = [torch.ones(2, device=device, requires_grad=True) for _ in range(2)]
+
+    def step(x):
+        loss = (x * weights[0] * weights[1]).sum()
+        loss.backward()
+        return loss.detach()
+
+    step = wraps(step)
+    for n in range(34):
+        if n in (8, 16, 25):
+            weights[n > 8].register_hook(lambda gradient: gradient * 1.5)
+        for weight in weights:
+            weight.grad = None
+        yield step(torch.ones(2, device=device))
+        yield from [weight.grad for weight in weights]
+
+
+def dtypes_of_gradients(wraps, device):
+    weight = torch.ones(4, device=device, requires_grad=True)
+    step = wraps(lambda x: (x * weight).sum().backward())
+    for n in range(12):
+        weight.grad = None
+        if n == 8:
+            weight.grad_dtype = torch.bfloat16
+        step(torch.full((4,), 0.1, device=device))
+        yield weight.grad
+
+
+def implementations_of_attention(wraps, device):
+    queries = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    step = wraps(lambda q: F.scaled_dot_product_attention(q, q, q))
+    for n in range(14):
+        with sdpa_kernel(SDPBackend.MATH) if n == 10 else contextlib.nullcontext():
+            yield step(queries)
+
+
+def casts_without_their_cache(wraps, device):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 4).to(device)
+    a, b = (torch.randn(3, 4).to(device) for _ in range(2))
+    step = wraps(lambda a, b: layer(a) * layer(b))
+    for n in range(14):
+        layer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=n != 10):
+            result = step(a, b)
+        result.float().sum().backward()
+        yield layer.weight.grad
+
+
+def numbers_and_flags(wraps, device):
+    """A number changes together with the operators, and then alone."""
+    config = {"extra": True}
+
+    @wraps
+    @torch.no_grad()
+    def step(x, weight):
+        return (x + 1.0 if config["extra"] else x) * weight
+
+    for calls, weight, extra in ((8, 0.2, True), (6, 0.3, True), (6, 0.4, False), (6, 0.6, False)):
+        config["extra"] = extra
+        for _ in range(calls):
+            yield step(torch.ones(2, device=device), weight)
+
+
+def signs_of_complex_zeros(wraps, device):
+    step = wraps(lambda x, z: x * z)
+    for n in range(12):
+        yield torch.view_as_real(step(torch.ones(2, device=device), complex(1, -0.0 if n == 10 else 0.0)))
+
+
+PROGRAMS = [
+    hooks_with_the_same_code,
+    dtypes_of_gradients,
+    implementations_of_attention,
+    casts_without_their_cache,
+    numbers_and_flags,
+    signs_of_complex_zeros,
+]
+
+
+def of(program, wraps, device):
+    return [(x.dtype, x.detach().cpu().double().flatten().tolist()) for x in program(wraps, device)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_a_replay_compares(program):
+    made = []
+
+    def wraps(function):
+        made.append(torch_tandem.function(function))
+        return made[-1]
+
+    found = of(program, wraps, "tandem")
+    assert repr(found) == repr(of(program, lambda f: f, "cpu"))
+    assert made[0].cache_info().hits > 2, made[0].reason()
+
+
+def test_a_gradient_from_inference_mode_is_refused_as_in_eager():
+    weight = torch.ones(4, device="tandem", requires_grad=True)
+    step = torch_tandem.function(lambda x: (x * weight).sum().backward())
+    for _ in range(12):
+        step(torch.ones(4, device="tandem"))
+    with torch.inference_mode():
+        weight.grad = torch.ones(4, device="tandem")
+    with pytest.raises(RuntimeError, match="InferenceMode"):
+        step(torch.ones(4, device="tandem"))
+
+
+def test_a_wrapped_method_has_the_attributes_of_one():
+    weight = torch.ones(4, device="tandem", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    plain = optimizer.step
+    optimizer.step = torch_tandem.function(plain)
+    assert optimizer.step.__func__ is plain.__func__ and optimizer.step.__self__ is optimizer
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+
+def test_hooks_that_are_removed_again_fail_no_audit():
+    layer = torch.nn.Linear(4, 4).to("tandem")
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    seen = []
+
+    @torch_tandem.function
+    def step(x):
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+
+    def calls(n):
+        for _ in range(n):
+            step(torch.ones(2, 4, device="tandem"))
+
+    calls(10)
+    hook = optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    calls(5)
+    hook.remove()
+    before = step.cache_info().hits
+    calls(40)
+    assert step.cache_info().hits > before + 20 and len(seen) == 5

@@ -50,6 +50,27 @@ def nothing_traced_before():
     torch_tandem.reset()
 
 
+# --- Captured tensors and containers --------------------------------------------------------------------
+
+
+@is_compared
+def attribute_of_a_captured_tensor():
+    tensor = torch.ones(3, device="tandem")
+    return lambda x: x * getattr(tensor, "scale", 2.0) * tensor, lambda: setattr(tensor, "scale", 3.0)
+
+
+@is_compared
+def lists_that_become_one():
+    config = SimpleNamespace(a=[1.0], b=[1.0])
+    return lambda x: x * (2.0 if config.a is config.b else 3.0), lambda: setattr(config, "b", config.a)
+
+
+@is_compared
+def sets_in_a_dict_that_become_one():
+    config = {"a": {1}, "b": {1}}
+    return lambda x: x * (2.0 if config["a"] is config["b"] else 3.0), lambda: config.update(b=config["a"])
+
+
 # --- C code that reads attributes or calls methods ------------------------------------------------------
 
 

@@ -151,9 +151,9 @@ def _is_handling(_: Any) -> bool:
 # parts.
 _IMPORTED_SPACES = frozenset(
     {
-        "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem", "streams",
-        "fsdp", "prims", "rngprims", "inductor", "_inductor_test", "flex_lib", "mempool", "quantized_decomposed",
-        "onnx", "onnx_symbolic", "torchvision",
+        "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem",
+        "streams", "fsdp", "prims", "rngprims", "inductor", "_inductor_test", "flex_lib", "mempool",
+        "quantized_decomposed", "onnx", "onnx_symbolic", "torchvision",
     }
 )  # fmt: skip
 _IMPORTED_KEYS = frozenset({"Meta", "FuncTorchBatched"})
