@@ -82,6 +82,13 @@ class Browser:
         assert not self.errors, self.errors
         assert self.run("document.documentElement.dataset.ready !== undefined")
 
+    def show_as(self, scheme: str, width: int) -> None:
+        """Shows pages in a color scheme ("light" or "dark"), in a window of a width in pixels."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
     def run(self, script: str) -> Any:
         """Returns the value of an expression, which may be a promise."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import get_args
 
@@ -546,6 +547,30 @@ def one_browser(tmp_path_factory):
 def browser(one_browser):
     yield one_browser
     assert not one_browser.errors, one_browser.errors
+
+
+VIOLATIONS = """axe.run().then((results) => {
+    if (results.passes.length < 10) throw new Error("axe has checked nothing");
+    return results.violations.map((v) => `${v.help}: ${v.nodes.map((n) => n.target.join(" ")).join(", ")}`);
+})"""
+
+
+@pytest.mark.parametrize("address", ["", "#graph=trace", "#graph=symbolic&search=lstm_cell"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_everybody_can_read_the_page(browser, address, scheme, width):
+    try:
+        browser.show_as(scheme, width)
+        browser.open(synthetic_page(), address)
+        axe = resources.files("axe_playwright_python") / "axe.min.js"
+        browser.run(f"{axe.read_text()}; 0")
+        assert browser.run(VIOLATIONS) == []
+        # Without colors that differ and names of buttons, the same check finds something.
+        grey = "(e) => { e.style.color = 'rgb(128 128 128 / 40%)'; }"
+        browser.run(f"document.querySelectorAll('p, td').forEach({grey})")
+        assert browser.run(VIOLATIONS) != []
+    finally:
+        browser.show_as("light", 1400)
 
 
 @pytest.mark.parametrize("nodes", [300, 2_000, 20_000])
