@@ -273,7 +273,8 @@ class _Walk:
             self.call(at, contents.target, value())
         elif issubclass(kind, functools._lru_cache_wrapper):
             self.attribute(at, "__wrapped__", value.__wrapped__)
-            self.call(at, contents.cached, contents.cached(value))
+            if not self.is_torchs(at):
+                self.call(at, contents.cached, contents.cached(value))
         elif issubclass(kind, contextvars.ContextVar):
             self.call(at, contents.current, contents.current(value))
         elif issubclass(kind, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
