@@ -137,8 +137,7 @@ unsafe impl HostKernels for Shim {
         unsafe {
             let (args, grad_mode) = (records.args(), i32::from(call.grad_enabled));
             let one_thread = i32::from(OPERATORS.get(call.op).is_always_parallel && is_small(call));
-            let status =
-                ttc_call(call.op.0, args.as_ptr(), args.len(), grad_mode, one_thread, &raw mut outs);
+            let status = ttc_call(call.op.0, args.as_ptr(), args.len(), grad_mode, one_thread, &raw mut outs);
             RECORDS.set(records);
             items(outs.outs, outs.n_outs).iter().for_each(|o| sink(result(o, false)));
             items(outs.resized, outs.n_resized).iter().for_each(|o| sink(result(o, true)));

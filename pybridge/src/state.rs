@@ -19,12 +19,12 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PySet, PyString, PyTuple, PyType};
-use pyo3::PyTypeInfo;
 
 /// How a value is reached from its parent, the value that holds it.
 enum Access {

@@ -174,6 +174,75 @@ print(shown(ones))
 """Program that calls public functions that take a tensor of lengths, sizes, indices or offsets."""
 
 
+BESIDE = """
+import numpy as np
+import torch
+from torch import nn
+
+
+def array(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 10
+
+
+def rounded(x):
+    return (x * 1e4).round().tolist()  # fused cells have other bits
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor, y):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.sin(x.detach().numpy())) + y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        [x] = ctx.saved_tensors
+        return torch.from_numpy(np.cos(x.numpy()) * gradient.numpy()), None, gradient
+
+
+torch.manual_seed(0)
+for kind in (nn.RNN, nn.GRU, nn.LSTM):
+    layer = kind(3, 4)
+    out, state = layer(torch.from_numpy(array(5, 2, 3)))
+    print(rounded(out))
+    first = torch.zeros(1, 2, 4)
+    out, _ = layer(torch.from_numpy(array(5, 2, 3)), (first, first) if kind is nn.LSTM else first)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.from_numpy(array(5, 2, 3)), [5, 3])
+    print(rounded(out), rounded(layer(packed)[0].data))
+words = nn.Embedding.from_pretrained(torch.from_numpy(array(3, 2)), freeze=False)
+model = nn.Sequential(words, nn.Linear(2, 1))
+vector = nn.utils.parameters_to_vector(model.parameters())
+nn.utils.vector_to_parameters(vector * 2, model.parameters())
+print(vector.tolist(), [p.tolist() for p in model.parameters()])
+layer, free = nn.Linear(3, 3), torch.ones(2, 3, requires_grad=True)
+Sine.apply(layer(torch.ones(2, 3)), 2.0, free).sum().backward()
+print(layer.weight.grad.tolist(), free.grad.tolist())
+for dtype in (torch.bfloat16, torch.float16):
+    with torch.autocast("cpu", dtype=dtype):
+        out = layer(torch.ones(2, 3))
+        print(out.dtype, out.float().tolist(), torch.is_autocast_enabled("cpu"))
+        with torch.amp.autocast("cpu", enabled=False):
+            print(layer(torch.ones(2, 3)).dtype)
+print(layer(torch.ones(2, 3)).dtype, torch.is_autocast_enabled("cpu"))
+indices, values = torch.tensor([[0, 1], [1, 0]]), torch.from_numpy(array(2))
+print(torch.sparse_coo_tensor(indices, values, (2, 2)).to_dense().tolist())
+print(torch.sparse_coo_tensor(indices.numpy(), torch.ones(2), size=(2, 2)).to_dense().tolist())
+shared = array(3)
+tensor = torch.as_tensor(shared)
+shared[0] = 7
+print(tensor.tolist(), torch.as_tensor(shared, dtype=torch.float64).tolist())
+print(torch.as_tensor([1, 2]).tolist())
+spectrum = torch.fft.fft(torch.tensor([1.0, 2.0, 4.0])).conj()
+print(spectrum.numpy(force=True))
+for complain in (spectrum.numpy, spectrum.imag.numpy):
+    try:
+        print(complain())
+    except RuntimeError as error:
+        print(error)
+"""
+"""Program with tensors on the host, from NumPy, beside those that it makes."""
+
+
 def ran(tmp_path, text, *options, args=()):
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -215,3 +284,7 @@ def test_tensors_on_both_devices(tmp_path, adopted):
 
 def test_arrays_share_memory(tmp_path, adopted):
     assert ran(tmp_path, ARRAYS, *adopted) == ran(tmp_path, ARRAYS)
+
+
+def test_tensors_from_numpy_beside_others(tmp_path, adopted):
+    assert ran(tmp_path, BESIDE, *adopted) == ran(tmp_path, BESIDE)

@@ -11,6 +11,7 @@ With `--adopt auto`, a program is adopted unless it chooses devices itself: see 
 import ctypes
 import gc
 import os
+import sys
 import types
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem._device import host_arguments, sharing
+from torch_tandem._device import host_arguments, mixed_devices, sharing
 from torch_tandem._device.sharing import has_aliases, move_to_host
 from torch_tandem._program import adoptable
 from torch_tandem._report import notes
@@ -118,6 +119,7 @@ def install() -> None:
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
     _workers_read_host_tensors()
     host_arguments.install()
+    mixed_devices.install()
 
 
 _original_numpy = torch.Tensor.numpy
@@ -129,6 +131,11 @@ def _numpy(self: torch.Tensor, *, force: bool = False) -> Any:
     If other tensors share this memory too, nothing moves. The array is then a read-only copy, so that writes
     to it raise an error instead of being lost.
     """
+    if self.device.type == "tandem" and (self.is_conj() or self.is_neg()):
+        # The memory has other values than the tensor, so PyTorch refuses unless `force` is set.
+        lazy = torch._conj if self.is_conj() else torch._neg_view
+        resolved = self.resolve_conj().resolve_neg().cpu()
+        return _original_numpy(resolved if force else lazy(resolved))
     if self.device.type == "tandem" and not self.requires_grad and not has_aliases(self):
         move_to_host(self)
     if self.device.type != "tandem":
@@ -226,17 +233,33 @@ def _reachable_tensors(roots: Any) -> Iterator[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, types.FunctionType):
-            code = value.__code__
+            names = _names(value.__code__)
             pending += value.__closure__ or ()
-            pending += [value.__globals__[name] for name in code.co_names if name in value.__globals__]
+            for name in names & value.__globals__.keys():
+                found = value.__globals__[name]
+                # Code may read a tensor of a module of the program.
+                if isinstance(found, types.ModuleType) and not _is_librarys(found.__name__):
+                    pending += [vars(found)[member] for member in names & vars(found).keys()]
+                pending.append(found)
             pending += value.__defaults__ or ()
         elif isinstance(value, type):
             # Classes of libraries hold no tensors of the script.
-            if value.__module__.split(".")[0] not in _LIBRARIES:
+            if not _is_librarys(value.__module__):
                 pending += vars(value).values()
         elif not isinstance(value, types.ModuleType):
             # Objects that the garbage collector does not track (numbers, strings, arrays) hold no tensors.
             pending += filter(gc.is_tracked, gc.get_referents(value))
 
 
-_LIBRARIES = ("torch", "torchvision", "numpy", "builtins")
+def _names(code: types.CodeType) -> set[str]:
+    """The names that code uses, and the code of functions and comprehensions within it."""
+    nested = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*map(_names, nested))
+
+
+def _is_librarys(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in _LIBRARIES or root in sys.stdlib_module_names
+
+
+_LIBRARIES = ("torch", "torchvision", "numpy", "torch_tandem")

@@ -443,7 +443,9 @@ mod tests {
         assert!(overwrites("aten::normal_") && !overwrites("aten::normal.Tensor_Tensor"));
         assert!(is_contraction("aten::_scaled_dot_product_attention_math"));
         assert!(!is_contraction("aten::mul.Tensor"));
-        assert!(is_always_parallel("aten::_fused_adam_") && is_always_parallel("aten::_fused_adam_.tensor_lr"));
+        assert!(
+            is_always_parallel("aten::_fused_adam_") && is_always_parallel("aten::_fused_adam_.tensor_lr")
+        );
     }
 
     #[test]

@@ -1,0 +1,125 @@
+"""Host tensors beside adopted ones, in PyTorch's Python code.
+
+An adopted program has tensors on the host that it did not ask for: those that share memory with NumPy's
+arrays, and those from files. PyTorch's operators are fed with them. The functions here are no operators, or
+check devices before they call some.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Functions of `torch._VF` that refuse an input on another device than the weights."""
+
+SPARSE = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_compressed_tensor")
+"""Functions of `torch` that refuse indices and values on two devices."""
+
+
+def install() -> None:
+    """From now on, let host tensors take part where PyTorch expects all tensors on one device."""
+    for name in RECURRENT:
+        # The lengths of packed sequences are integers, and stay on the host.
+        setattr(torch._VF, name, _on_one_device(getattr(torch._VF, name), torch.Tensor.is_floating_point))
+    for name in SPARSE:
+        setattr(torch, name, _on_one_device(getattr(torch, name), lambda tensor: True))
+    torch.nn.Parameter.__new__ = staticmethod(_new_parameter)  # type: ignore[method-assign]
+    kind = torch.autograd.function.BackwardCFunction
+    for name in ("apply", "apply_boxed"):
+        setattr(kind, name, _with_gradients_moved(getattr(kind, name)))
+    torch.autocast.__enter__ = _enter_autocast  # type: ignore[method-assign]
+    torch.autocast.__exit__ = _leave_autocast  # type: ignore[method-assign]
+    torch.as_tensor = _as_tensor
+
+
+def _is_on_host(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _on_one_device(function: Callable, moves: Callable[[torch.Tensor], bool]) -> Callable:
+    """Let a function accept tensors on two devices: those on the host are moved if `moves` says so."""
+
+    def each(value: Any, act: Callable) -> Any:
+        if isinstance(value, torch.Tensor):
+            return act(value)
+        return type(value)([each(item, act) for item in value]) if type(value) in (tuple, list) else value
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        devices = []
+        values = [*args, *kwargs.values()]
+        each(values, lambda tensor: devices.append(tensor.device))
+        adopted = next((device for device in devices if device.type == "tandem"), None)
+        if adopted is not None and any(device.type == "cpu" for device in devices):
+            values = each(values, lambda t: t.to(adopted) if _is_on_host(t) and moves(t) else t)
+            args, kwargs = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+        return function(*args, **kwargs)
+
+    return call
+
+
+_original_new = torch.nn.Parameter.__new__
+
+
+def _new_parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+    """`Parameter`, which adopts the elements of a tensor on the host, such as embeddings from a file.
+
+    A model's parameters are on one device, as its code expects.
+    """
+    is_given = type(data) is torch.Tensor and _is_on_host(data) and not data.requires_grad
+    # Children that load data make tensors on the host.
+    if is_given and data.is_floating_point() and torch._C._get_default_device() == "tandem":
+        data = data.to("tandem")
+    return _original_new(cls, data, requires_grad)
+
+
+def _with_gradients_moved(apply: Callable) -> Callable:
+    """Move gradients that a `torch.autograd.Function` returns on the host to the devices of their tensors."""
+
+    @functools.wraps(apply)
+    def call(self: Any, *args: Any) -> Any:
+        gradients = apply(self, *args)
+        several = gradients if isinstance(gradients, tuple) else (gradients,)
+        if not any(map(_is_on_host, several)):
+            return gradients
+        edges = iter([edge for edge in self.next_functions if edge[0] is not None])
+        moved = []
+        for needed, gradient in zip(self.needs_input_grad, several, strict=False):
+            if needed and (edge := next(edges, None)) and _is_on_host(gradient):
+                gradient = gradient.to(edge[0]._input_metadata[edge[1]].device)
+            moved.append(gradient)
+        return (*moved, *several[len(moved) :])
+
+    return call
+
+
+_original_enter, _original_exit = torch.autocast.__enter__, torch.autocast.__exit__
+
+
+def _enter_autocast(self: torch.autocast) -> Any:
+    """`torch.autocast("cpu")`, which casts in operators on adopted tensors, too."""
+    if self.device == "cpu" and not torch.jit.is_scripting():
+        adopted = torch.autocast("tandem", self.fast_dtype, self._enabled, self._cache_enabled)
+        self._adopted = _original_enter(adopted) or adopted  # type: ignore[attr-defined]
+    return _original_enter(self)
+
+
+def _leave_autocast(self: torch.autocast, *error: Any) -> Any:
+    result = _original_exit(self, *error)
+    if (adopted := self.__dict__.pop("_adopted", None)) is not None:
+        _original_exit(adopted, *error)
+    return result
+
+
+_original_as_tensor = torch.as_tensor
+
+
+def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """`torch.as_tensor`, whose result shares the memory of an array, as that of `torch.from_numpy`."""
+    if device is None and type(data).__module__ == "numpy" and type(data).__name__ == "ndarray":
+        tensor = torch.from_numpy(data) if data.flags.writeable else None
+        if tensor is not None and dtype in (None, tensor.dtype):
+            return tensor
+    return _original_as_tensor(data, dtype=dtype, device=device)
