@@ -32,6 +32,7 @@ def install() -> None:
     torch.autocast.__enter__ = _enter_autocast  # type: ignore[method-assign]
     torch.autocast.__exit__ = _leave_autocast  # type: ignore[method-assign]
     torch.as_tensor = _as_tensor
+    torch.Tensor.type = _type  # type: ignore[method-assign]
 
 
 def _is_on_host(value: Any) -> bool:
@@ -123,3 +124,18 @@ def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) 
         if tensor is not None and dtype in (None, tensor.dtype):
             return tensor
     return _original_as_tensor(data, dtype=dtype, device=device)
+
+
+_original_type = torch.Tensor.type
+
+
+def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.type`, which gives adopted tensors the types of those on the host (`torch.FloatTensor`)."""
+    if self.device.type != "tandem":
+        return _original_type(self, dtype, *args, **kwargs)
+    if dtype is None:
+        return _original_type(self).replace("torch.tandem.", "torch.")
+    kind = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if type(kind) is type(torch.FloatTensor) and not kind.is_cuda:
+        return self.to(kind.dtype)
+    return _original_type(self, dtype, *args, **kwargs)

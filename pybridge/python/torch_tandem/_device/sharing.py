@@ -29,6 +29,9 @@ def has_aliases(tensor: torch.Tensor) -> bool:
 
 def move_to_host(tensor: torch.Tensor) -> None:
     """Move a tensor to the host, together with its base if it is a view."""
+    if tensor.layout != torch.strided:
+        torch.utils.swap_tensors(tensor, tensor.cpu())
+        return
     base = tensor._base if tensor._is_view() else None
     with torch.no_grad():
         if base is None:
