@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from torch_tandem._program.adoptable import line_that_chooses_the_host
+from torch_tandem._program.adoptable import line_that_chooses_the_host, names_a_device
 
 CHOOSES = [
     'def f(x, device="cpu"): ...',
@@ -49,6 +49,16 @@ def test_a_module_that_does_not(text):
 def test_a_module_that_has_nothing_to_do_with_torch_or_is_no_python():
     assert line_that_chooses_the_host(b'def f(device="cpu"): ...') == 0
     assert line_that_chooses_the_host(b'import torch\ndef f(device="cpu"') == 0
+
+
+@pytest.mark.parametrize("text", ["json.dumps(x)", "clamps = 3", "x.to(y)", "accumps", '"""cuda"""'])
+def test_a_script_that_names_no_device(text):
+    assert not names_a_device(f"x = 1\n{text}\n")
+
+
+@pytest.mark.parametrize("text", ["torch.backends.mps.is_built()", "x.to('mps')", "use_mps = 1", "x.cuda()"])
+def test_a_script_that_names_a_device(text):
+    assert names_a_device(text)
 
 
 LIBRARIES = """

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 
-_DEVICE_WORDS = ("cuda", "device", "mps", "tandem", "xpu")
+# The words that choose a device, in lower case. `dumps` is none.
+_DEVICE = re.compile("cuda|device|tandem|xpu|(?<![a-z])mps(?![a-z])")
 
 # fmt: off
 LIBRARIES = frozenset(
@@ -28,14 +29,14 @@ SciPy and scikit-learn name the host for arrays of other libraries. They take te
 def names_a_device(source: str) -> bool:
     """Whether a script chooses devices itself.
 
-    The script does if a name, attribute, keyword or string in it contains one of `_DEVICE_WORDS`. Comments
-    and docstrings are ignored.
+    The script does if a name, attribute, keyword or string in it contains a word of `_DEVICE`. Comments and
+    docstrings are ignored.
     """
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return True  # running the script will raise the error
-    return any(device in word for word in _words(tree) for device in _DEVICE_WORDS)
+    return any(map(_DEVICE.search, _words(tree)))
 
 
 def _words(tree: ast.AST) -> Iterator[str]:
@@ -57,8 +58,8 @@ _HOST = re.compile(rb"[\"']cpu(:0)?[\"']")
 def line_that_chooses_the_host(source: bytes) -> int:
     """Return the first line at which a module chooses the host as the device of tensors, or 0.
 
-    Such a line has a default, assignment, comparison or call that contains both "cpu" and one of
-    `_DEVICE_WORDS`, such as `device="cpu"`. Moving a result to the host is no choice: `x.to("cpu")`,
+    Such a line has a default, assignment, comparison or call that contains both "cpu" and a word
+    of `_DEVICE`, such as `device="cpu"`. Moving a result to the host is no choice: `x.to("cpu")`,
     `map_location="cpu"`.
     """
     if not _HOST.search(source) or b"torch" not in source:
@@ -107,7 +108,7 @@ def _chooses_the_host(part: ast.AST) -> bool:
             case ast.keyword(arg=str(text)) | ast.arg(arg=text):
                 words.add(text.lower())
         waiting += ast.iter_child_nodes(node)
-    return names_host and any(device in word for word in words for device in _DEVICE_WORDS)
+    return names_host and any(map(_DEVICE.search, words))
 
 
 def watch_imports(found: Callable[[str], None]) -> None:
