@@ -127,6 +127,35 @@ def test_shared_parameters_on_cuda_are_shared(tmp_path, start):
     assert eager.stdout.startswith("9.0 ") and done.stdout == eager.stdout
 
 
+POOL = """
+import sys
+import torch
+import torch.multiprocessing as mp
+
+def work(tensors):
+    weight, bias = tensors
+    return (weight * 2 + bias).detach(), weight.requires_grad, type(weight).__name__
+
+if __name__ == "__main__":
+    weight = torch.nn.Parameter(torch.ones(2))
+    print((weight * 2).sum().item())
+    tasks = [(weight, torch.ones(2)), (weight, torch.zeros(2))]
+    with mp.get_context(sys.argv[1]).Pool(2) as pool:
+        for result, *kind in pool.map_async(work, tasks).get(100):
+            print(result.tolist(), kind)
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_pools_get_the_tensors_of_an_adopted_script(tmp_path, start):
+    script = tmp_path / "script.py"
+    script.write_text(POOL)
+    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    done = run(script, start, "--adopt=always")
+    assert eager.returncode == done.returncode == 0, done.stderr
+    assert done.stdout == eager.stdout
+
+
 A3C = """
 import random
 import sys

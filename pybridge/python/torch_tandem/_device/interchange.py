@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils.dlpack import DLDeviceType
 
+from torch_tandem import _core
 from torch_tandem._device import sharing
 
 _dlpack, _dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
@@ -107,7 +108,10 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable, tuple]:
 def _rebuild_tensor(
     kind: type, host: torch.Tensor | bytes, device: torch.device, requires_grad: bool
 ) -> torch.Tensor:
-    tensor = _opened(host).to(device)
+    tensor = _opened(host)
+    # A forked child cannot use the device. An error here would end a pool's worker without a result.
+    if not _core.in_bad_fork():
+        tensor = tensor.to(device)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)
@@ -121,6 +125,8 @@ def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable, tuple]:
 
 def _rebuild_storage(host: torch.UntypedStorage | bytes, device: torch.device) -> torch.UntypedStorage:
     host = _opened(host)
+    if _core.in_bad_fork():
+        return host
     return torch.UntypedStorage(host.nbytes(), device=device).copy_(host)
 
 
