@@ -235,6 +235,7 @@ print(torch.as_tensor([1, 2]).tolist())
 print(torch.ones(2).type(), torch.ones(2).type(torch.LongTensor))
 print(torch.ones(2).int().type("torch.DoubleTensor"))
 print(torch.ones(2).type(torch.float16).type(), torch.arange(2).type(torch.FloatTensor) + torch.ones(2))
+torch.testing.assert_close(torch.tensor([0.0, 0.1]), torch.from_numpy(array(2)))
 spectrum = torch.fft.fft(torch.tensor([1.0, 2.0, 4.0])).conj()
 print(spectrum.numpy(force=True))
 for complain in (spectrum.numpy, spectrum.imag.numpy):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.testing
+from torch.utils import _pytree
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that refuse an input on another device than the weights."""
@@ -32,6 +34,7 @@ def install() -> None:
     torch.autocast.__enter__ = _enter_autocast  # type: ignore[method-assign]
     torch.autocast.__exit__ = _leave_autocast  # type: ignore[method-assign]
     torch.as_tensor = _as_tensor
+    torch.testing.assert_close = _assert_close
     torch.Tensor.type = _type  # type: ignore[method-assign]
 
 
@@ -139,3 +142,15 @@ def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
     if type(kind) is type(torch.FloatTensor) and not kind.is_cuda:
         return self.to(kind.dtype)
     return _original_type(self, dtype, *args, **kwargs)
+
+
+_original_assert_close = torch.testing.assert_close
+
+
+@functools.wraps(_original_assert_close)
+def _assert_close(actual: Any, expected: Any, **options: Any) -> None:
+    def on_host(value: Any) -> Any:
+        return value.cpu() if isinstance(value, torch.Tensor) and value.device.type == "tandem" else value
+
+    actual, expected = _pytree.tree_map(on_host, (actual, expected))
+    _original_assert_close(actual, expected, **options)
