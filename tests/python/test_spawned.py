@@ -39,6 +39,15 @@ def run(script, start, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
+def printed_as_in_eager(script, start, *options):
+    """Returns what a script prints, which must be the same without Tandem."""
+    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    done = run(script, start, *options)
+    assert eager.returncode == done.returncode == 0, done.stderr
+    assert done.stdout == eager.stdout
+    return done.stdout
+
+
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_cuda_means_tandem_in_spawned_processes(tmp_path, start):
     script = tmp_path / "script.py"
@@ -100,10 +109,7 @@ if __name__ == "__main__":
 def test_shared_parameters_of_an_adopted_script_are_shared(tmp_path, start):
     script = tmp_path / "script.py"
     script.write_text(SHARED)
-    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
-    done = run(script, start, "--adopt=always")
-    assert eager.returncode == done.returncode == 0, done.stderr
-    assert eager.stdout.startswith("9.0 ") and done.stdout == eager.stdout
+    assert printed_as_in_eager(script, start, "--adopt=always").startswith("9.0 ")
 
 
 def test_an_adopted_tensor_with_views_is_not_shared_without_them(tmp_path):
@@ -121,10 +127,7 @@ def test_shared_parameters_on_cuda_are_shared(tmp_path, start):
     text = text.replace("float(i))", f"float(i)).to({place})")
     assert text.count("cuda'") == 2
     script.write_text(text)
-    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
-    done = run(script, start, "--adopt=never")
-    assert eager.returncode == done.returncode == 0, done.stderr
-    assert eager.stdout.startswith("9.0 ") and done.stdout == eager.stdout
+    assert printed_as_in_eager(script, start, "--adopt=never").startswith("9.0 ")
 
 
 POOL = """
@@ -150,10 +153,7 @@ if __name__ == "__main__":
 def test_pools_get_the_tensors_of_an_adopted_script(tmp_path, start):
     script = tmp_path / "script.py"
     script.write_text(POOL)
-    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
-    done = run(script, start, "--adopt=always")
-    assert eager.returncode == done.returncode == 0, done.stderr
-    assert done.stdout == eager.stdout
+    assert printed_as_in_eager(script, start, "--adopt=always")
 
 
 A3C = """

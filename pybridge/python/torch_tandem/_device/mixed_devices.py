@@ -106,7 +106,8 @@ def _enter_autocast(self: torch.autocast) -> Any:
     """`torch.autocast("cpu")`, which casts in operators on adopted tensors, too."""
     if self.device == "cpu" and not torch.jit.is_scripting():
         adopted = torch.autocast("tandem", self.fast_dtype, self._enabled, self._cache_enabled)
-        self._adopted = _original_enter(adopted) or adopted  # type: ignore[attr-defined]
+        _original_enter(adopted)
+        self._adopted = adopted  # type: ignore[attr-defined]
     return _original_enter(self)
 
 
