@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <queue>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,7 @@
 
 #include "autograd/autograd_nodes.h"
 #include "autograd/backward.h"
+#include "autograd/windows.h"
 #include "calls/function.h"
 #include "device/device_type.h"
 
@@ -74,6 +76,8 @@ struct Pending {
   bool needed = true;
   // Whether a gradient that arrives at this node is itself requested.
   bool captured = false;
+  // Negative zeros of each sum. The list is empty if they may be anywhere in all of them.
+  std::vector<NegativeZeros> zeros;
 };
 
 // The nodes on paths from the roots to the inputs, or all nodes reachable from the roots if there are no inputs.
@@ -164,13 +168,35 @@ bool is_ours(const at::Tensor& t) {
 }
 
 void add_up(at::Tensor& sum, at::Tensor&& grad) {
-  if (!grad.defined()) return;
   if (!sum.defined())
     sum = std::move(grad);
   else if (is_ours(sum) && !at::isTensorSubclassLike(grad))
     sum.add_(grad);
   else
     sum = sum + grad;
+}
+
+// Adds a gradient that arrives at an input of a node.
+void arrive(Pending& at, size_t input, at::Tensor&& grad, const NegativeZeros& zeros) {
+  const auto inputs = at.node->num_inputs();
+  if (at.grads.empty()) at.grads.resize(inputs);
+  if (!grad.defined()) return;
+  auto& sum = at.grads[input];
+  if (!zeros.are_anywhere() && at.zeros.empty()) at.zeros.resize(inputs);
+  if (!at.zeros.empty()) {
+    if (sum.defined())
+      at.zeros[input].added(zeros);
+    else
+      at.zeros[input] = zeros;
+  }
+  add_up(sum, std::move(grad));
+}
+
+// The same for a gradient that is `part` in a window, and 0.0 outside of it. Returns false if the whole gradient is
+// needed; then nothing has been done.
+bool arrive_in(Pending& at, size_t input, const Window& window, const at::Tensor& part) {
+  return !at.zeros.empty() && is_ours(at.grads[input]) && !at::isTensorSubclassLike(part) &&
+         at.zeros[input].add_in(at.grads[input], window, part);
 }
 
 // Order of the queue: nodes with the highest sequence number, which belong to the latest forward ops, run first. Nodes
@@ -209,7 +235,8 @@ variable_list run(Node& node, variable_list&& grads, bool keep_graph) {
   if (!keep_graph) node.will_release_variables();
   variable_list outputs;
   if (node.post_hooks().empty()) {
-    outputs = node(std::move(grads));
+    auto done = grads.size() == 1 && is_ours(grads[0]) ? run_in_place(node, grads[0]) : std::nullopt;
+    outputs = done ? std::move(*done) : node(std::move(grads));
   } else {
     // Post hooks receive the gradients that the node gets, so the node runs on a copy of the list. As in PyTorch's
     // engine, no copy is made if the node adds its first post hook while it runs.
@@ -289,13 +316,15 @@ class Pass final : public Node {
     graph_.tell_the_record(has_inputs_);
     const Surroundings surroundings;
     std::priority_queue<Pending*, std::vector<Pending*>, Later> ready;
-    const auto pass = [&](const edge_list& edges, variable_list& outputs) {
+    const auto count = [&](Pending* next) {
+      if (--next->missing == 0) ready.push(next);
+    };
+    const auto pass = [&](const edge_list& edges, variable_list& outputs, const NegativeZeros& zeros = {}) {
       for (size_t i = 0; i < outputs.size(); i++) {
         auto* next = graph_.at(edges[i]);
         if (!next) continue;
-        if (next->grads.empty()) next->grads.resize(next->node->num_inputs());
-        add_up(next->grads[edges[i].input_nr], std::move(outputs[i]));
-        if (--next->missing == 0) ready.push(next);
+        arrive(*next, edges[i].input_nr, std::move(outputs[i]), zeros);
+        count(next);
       }
     };
     {
@@ -311,11 +340,20 @@ class Pass final : public Node {
       variable_list outputs;
       if (is_watched(*current_)) {
         surroundings.keep([&] { outputs = evaluate(next); });
-      } else {
-        outputs = evaluate(next);
-        surroundings.check();
+        pass(current_->next_edges(), outputs);
+        continue;
       }
-      pass(current_->next_edges(), outputs);
+      const auto window = Window::of(*current_);
+      if (auto* whole = window ? add_in_whole(next, *window) : nullptr) {
+        count(whole);
+        continue;
+      }
+      const auto zeros = window               ? NegativeZeros(*window)
+                         : next.zeros.empty() ? NegativeZeros()
+                                              : NegativeZeros::after(*current_, next.zeros[0]);
+      outputs = evaluate(next);
+      surroundings.check();
+      pass(current_->next_edges(), outputs, zeros);
     }
     return variable_list(num_outputs());
   }
@@ -334,6 +372,15 @@ class Pass final : public Node {
     }
     auto arrived = next.captured ? next.grads : std::move(next.grads);
     return run(*next.node, std::move(arrived), keep_graph_);
+  }
+
+  // Adds the gradient that the node of a window would compute. Returns the node that it leads to, or null if the node of
+  // the window has to run.
+  Pending* add_in_whole(Pending& next, const Window& window) {
+    if (!next.needed || next.captured || !next.grads[0].defined()) return nullptr;
+    const auto& edge = next.node->next_edge(0);
+    auto* whole = graph_.at(edge);
+    return whole && arrive_in(*whole, edge.input_nr, window, next.grads[0]) ? whole : nullptr;
   }
 
   Graph graph_;

@@ -14,18 +14,13 @@
 // PyTorch's OpenMP library, if it was built with one.
 extern "C" __attribute__((weak)) void omp_set_num_threads(int n);
 
-namespace {
-
-// Whether this thread flushes denormal numbers to zero.
-int32_t flushes_denormal() {
+bool tandem::flushes_denormals() {
 #if defined(__x86_64__) || defined(_M_X64)
   return (_mm_getcsr() & 0x8040) == 0x8040;
 #else
-  return 0;
+  return false;
 #endif
 }
-
-}  // namespace
 
 void tandem::initialize_vector_math() { at::erf(at::zeros({1})); }
 
@@ -48,10 +43,10 @@ void ttc_parallel_for(size_t n, size_t grain, void (*part)(const void*, size_t, 
 }
 uint32_t ttc_num_threads() { return static_cast<uint32_t>(at::get_num_threads()); }
 
-int32_t ttc_thread_settings() { return at::get_num_threads() << 1 | flushes_denormal(); }
+int32_t ttc_thread_settings() { return at::get_num_threads() << 1 | int32_t{tandem::flushes_denormals()}; }
 void ttc_use_thread_settings(int32_t settings) {
   if (at::get_num_threads() != settings >> 1) at::set_num_threads(settings >> 1);
-  if (flushes_denormal() != (settings & 1)) at::globalContext().setFlushDenormal(settings & 1);
+  if (tandem::flushes_denormals() != (settings & 1)) at::globalContext().setFlushDenormal(settings & 1);
 }
 void ttc_enter_graph_runner() { at::init_num_threads(); }
 }

@@ -8,6 +8,9 @@ namespace tandem {
 // 1e-4 in about one of 5,000 processes (MKL 2024.2, torch 2.15).
 void initialize_vector_math();
 
+// Whether this thread flushes denormal numbers to zero.
+bool flushes_denormals();
+
 // PyTorch's kernels use one thread of the calling thread's OpenMP team while the object exists, if `on`.
 class OneThread {
  public:
