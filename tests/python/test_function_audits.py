@@ -161,3 +161,32 @@ def test_calls_within_a_module_and_by_themselves():
     for i in range(80):
         (outer if i % 8 == 7 or i > 60 else inner)(data(4, 3, seed=i).to("tandem"))
     assert inner.cache_info().hits > 10
+
+
+def test_code_that_runs_later_and_reaches_other_tensors_fails_no_audit():
+    """In eval mode, the model uses a tensor that it names nowhere else."""
+    scale = torch.ones(3, device="tandem")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y if self.training else postprocess(y)
+
+    def postprocess(y):
+        return y.softmax(-1) * scale
+
+    model = torch_tandem.function(Net().to("tandem"), on_mismatch="raise")
+    hits = []
+    for _ in range(4):
+        for training in (True, False):
+            model.train(training)
+            for _ in range(12):
+                y = model(torch.ones(2, 4, device="tandem"))
+                if training:
+                    y.sum().backward()
+        hits.append(model.cache_info().hits)
+    assert hits[-1] > hits[0] > 0

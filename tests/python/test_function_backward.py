@@ -269,7 +269,7 @@ def test_a_backward_pass_under_another_layout_of_gradients():
             values.append(weight.grad.clone())
         return values
 
-    check(program)
+    check(program, hits=3)
 
 
 def test_frozen_parameters_and_changed_settings():

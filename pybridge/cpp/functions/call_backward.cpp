@@ -80,6 +80,9 @@ variable_list run(const Cut& graph, const variable_list& grads) {
 // them if tensors with versions of their own share it.
 using Captured = std::vector<std::pair<size_t, size_t>>;
 
+// In place of a recorded pass: a pass that creates a graph, and passes of a call that was opened.
+constexpr int64_t kCreatesGraph = -1, kOpened = -2;
+
 // The backward passes of a recorded call.
 struct Passes {
   Passes() = default;
@@ -91,7 +94,8 @@ struct Passes {
     for (const auto& [pass, _] : templates) drop_recording(pass);
   }
 
-  // Passes that have been recorded since Python has last asked for them. -1 stands for a pass that creates a graph.
+  // Passes that have been recorded since Python has last asked for them, or negative numbers for what keeps all passes of
+  // the call from being replayed.
   std::vector<int64_t> recorded;
   // Passes that are templates.
   std::vector<std::pair<int64_t, Captured>> templates;
@@ -163,13 +167,38 @@ bool differ_in_inputs(int64_t one, int64_t two) {
 // The node of a call whose results require grad.
 class CallBackward : public Node {
  public:
-  explicit CallBackward(std::vector<Cut::Roots> joint) : joint_(std::move(joint)) {}
+  explicit CallBackward(std::vector<Cut::Roots> joint) : joint_(std::move(joint)) {
+    // The graph that `open` puts behind the node may be deep. PyTorch does not search it for nodes with greater numbers.
+    if (has_several_results()) topological_nr_ = uint64_t{1} << 32;
+  }
 
   std::string name() const override { return "TandemFunctionBackward"; }
   // Frees what the latest pass has used.
   void release_variables() override { freed_ |= latest_; }
 
+  // Adds a result from which a pass may begin.
+  void add_root(const NodePointer& self, const at::Tensor& t) {
+    torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
+    if (has_several_results()) results_.emplace_back(t);
+  }
+
+  // Makes the results belong to the graph of the call. The node gives a result only the gradients from outside of the
+  // call, and all results theirs at once. Hooks and passes that ask for the gradient of one need also what other results
+  // add to it, and are not called for a result that has none.
+  void open() {
+    if (!has_several_results() || is_open_ || freed_ != 0) return;
+    auto roots = lead_on();
+    for (size_t i = 0; i < roots.size(); i++)
+      if (auto impl = results_[i].lock())
+        torch::autograd::impl::set_gradient_edge(at::Tensor(std::move(impl)), roots[i]);
+    next_edges() = std::move(roots);
+    is_open_ = true, latest_ = 0;
+  }
+
  protected:
+  // Returns the edges to the graph of the call, and forgets what the node needed instead.
+  virtual edge_list lead_on() = 0;
+
   static Cut::Roots roots_of(const variable_list& grads) {
     Cut::Roots roots = 0;
     for (size_t i = 0; i < grads.size(); i++)
@@ -193,11 +222,49 @@ class CallBackward : public Node {
 
   // The results from which the latest pass began, and those of passes that have freed their graph.
   Cut::Roots latest_ = 0, freed_ = 0;
+  // Whether the node hands gradients on to the graph of the call.
+  bool is_open_ = false;
 
  private:
+  bool has_several_results() const { return joint_.size() > 1; }
+
   // For each result, the results with which it shares nodes.
   std::vector<Cut::Roots> joint_;
+  // The results, if there are several.
+  std::vector<WeakTensor> results_;
 };
+
+// The first and the last byte of a dense tensor's elements, relative to its storage.
+std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); d++) last += (t.size(d) - 1) * t.stride(d);
+  const auto size = static_cast<int64_t>(t.itemsize());
+  return {t.storage_offset() * size, (last + 1) * size - 1};
+}
+
+// Gives leaves gradients of their own. Autograd keeps the gradient of a leaf without a copy if nothing else refers to the
+// tensor. While it runs node by node, the graph refers to gradients that later become views of others; here they have
+// all been computed.
+void separate(variable_list& grads, const edge_list& targets) {
+  std::unordered_map<const void*, std::vector<size_t>> on;
+  for (size_t i = 0; i < grads.size(); i++)
+    if (grads[i].defined() && grads[i].layout() == c10::kStrided && grads[i].numel() > 0)
+      on[identity(grads[i])].push_back(i);
+  for (const auto& [_, all] : on) {
+    for (size_t k = 0; k + 1 < all.size(); k++) {
+      auto& grad = grads[all[k]];
+      const auto overlaps = [&](size_t other) {
+        if (grads[other].is_same(grad)) return false;
+        const auto [first, last] = extent(grad);
+        const auto [begin, end] = extent(grads[other]);
+        return begin <= last && first <= end;
+      };
+      if (dynamic_cast<AccumulateGrad*>(&*targets[all[k]].function) &&
+          std::any_of(all.begin() + k + 1, all.end(), overlaps))
+        grad = grad.clone();
+    }
+  }
+}
 
 // Makes expanded gradients dense. Returns whether there was one.
 bool make_dense(variable_list& grads) {
@@ -220,6 +287,7 @@ class RecordedBackward final : public CallBackward {
   }
 
   variable_list apply(variable_list&& grads) override {
+    if (is_open_) return std::move(grads);
     latest_ = roots_of(grads);
     if (needs_freed()) {
       if (creates_graph_) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
@@ -228,16 +296,18 @@ class RecordedBackward final : public CallBackward {
     }
     if (c10::GradMode::is_enabled()) {
       creates_graph_ = true;
-      note_pass(call_, -1);
+      note_pass(call_, kCreatesGraph);
       return tandem::run(graph_, grads);
     }
     auto found = record(grads);
     // A later pass may bring the gradient as a dense tensor where this one is expanded, as the gradient of a sum is.
     if (auto dense = grads; make_dense(dense)) record(dense);
+    separate(found, next_edges());
     return found;
   }
 
   void release_variables() override {
+    if (is_open_) return;
     CallBackward::release_variables();
     // If a pass has created a graph, that graph leads to the nodes, which the engine may still have to run.
     for (size_t i = 0; i < graph_.nodes.size() && !creates_graph_; i++)
@@ -263,6 +333,12 @@ class RecordedBackward final : public CallBackward {
       cancel_recording();
       throw;
     }
+  }
+
+  edge_list lead_on() override {
+    note_pass(call_, kOpened);
+    around_ = Surroundings();
+    return std::exchange(graph_, Cut()).roots;
   }
 
   int64_t call_;
@@ -300,34 +376,49 @@ class ReplayedBackward final : public CallBackward {
   // Notes the version of a result. `storage` is the number of its storage among the storages that the call has made.
   void note_result(const at::Tensor& t, size_t storage) { results_.push_back({storage, Version::of(t)}); }
 
-  // Adds a result from which a pass may begin.
-  void add_root(const NodePointer& self, const at::Tensor& t) {
-    torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
-  }
-
   variable_list apply(variable_list&& grads) override {
+    if (is_open_) return std::move(grads);
     latest_ = roots_of(grads);
     if (needs_freed() && (!passes_ || uses_saved(latest_)))
       throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
     note_refusal("it runs the backward pass of a replayed call of another function");
     if (can_replay_ && !c10::GradMode::is_enabled()) {
-      for (size_t i = 0; i < passes_->templates.size(); i++)
-        if (auto found = replay(passes_->templates[i].first, passes_->templates[i].second, grads))
-          return std::move(*found);
+      // Operators may have other bits for gradients with other strides.
+      for (const bool exactly : {true, false}) {
+        if (!exactly && may_be_made_again()) break;
+        for (const auto& [pass, captured] : passes_->templates)
+          if (auto found = replay(pass, captured, grads, exactly)) {
+            separate(*found, next_edges());
+            return std::move(*found);
+          }
+      }
     }
-    return recompute(grads);
+    return tandem::run(graph_again(), grads);
   }
 
   void release_variables() override {
+    if (is_open_) return;
     CallBackward::release_variables();
     if (!is_freed() || !passes_) return;
     left_.made.clear(), captured_.clear();
-    if (may_run_again()) return;
-    // The recordings refer to tensors, weakly. PyTorch swaps no tensors that have such references.
-    left_ = Left(), passes_.reset();
+    if (may_run_again()) {
+      for (auto& t : left_.arguments) t.reset();
+      has_arguments_ = false;
+      return;
+    }
+    forget();
   }
 
  private:
+  // The recordings refer to tensors, weakly. PyTorch swaps no tensors that have such references.
+  void forget() { left_ = Left(), passes_.reset(), captured_.clear(); }
+
+  edge_list lead_on() override {
+    auto roots = graph_again().roots;
+    forget();
+    return roots;
+  }
+
   // The version of a tensor when the call ended.
   struct Version {
     static Version of(const c10::VariableVersion& counter) {
@@ -352,8 +443,12 @@ class ReplayedBackward final : public CallBackward {
       return given.kind != Given::kArgument || given.index >= num_inputs();
     };
     const auto is_saved_host = [](const Fed& fed) { return !fed.is_number || fed.is_kept; };
+    const auto is_argument = [&](const Result& result) {
+      return result.kind == Result::kArgument && result.index >= num_inputs();
+    };
     return std::any_of(pass.given.begin(), pass.given.end(), is_saved) ||
-           std::any_of(pass.fed.begin(), pass.fed.end(), is_saved_host);
+           std::any_of(pass.fed.begin(), pass.fed.end(), is_saved_host) ||
+           std::any_of(pass.results.begin(), pass.results.end(), is_argument);
   }
 
   // Whether a pass from these results uses what earlier passes have freed. If no pass from exactly these results was
@@ -380,8 +475,13 @@ class ReplayedBackward final : public CallBackward {
     });
   }
 
-  std::optional<variable_list> replay(int64_t pass, const Captured& captured, const variable_list& grads);
-  variable_list recompute(const variable_list& grads);
+  // Replays a recorded pass. Returns nothing if the pass is not of its kind: if `exactly`, the gradients must have the
+  // strides of the recorded ones.
+  std::optional<variable_list> replay(int64_t pass, const Captured& captured, const variable_list& grads, bool exactly);
+  bool may_be_made_again() const;
+  c10::List<std::optional<at::Tensor>> arguments_of_call() const;
+  // Runs Python again, for a pass that has not been recorded. Returns the graph of the call.
+  Cut graph_again();
   // Whether a tensor has the elements that it had when the call ended. If its storage was replaced (`.data`), the nodes of
   // autograd would use the new elements if they have saved the tensor, and the old ones if they have saved a view of it.
   bool is_as_before(size_t argument) const {
@@ -419,6 +519,8 @@ class ReplayedBackward final : public CallBackward {
   std::shared_ptr<Passes> passes_;
   // Whether the gradients have the shapes that autograd accepts.
   bool can_replay_ = true;
+  // Whether the arguments are kept. Passes that use none of them may run after all have freed their graph.
+  bool has_arguments_ = true;
   // The storages of the call's arguments, and their versions when the call ended.
   std::vector<std::pair<void*, uint32_t>> arguments_;
   std::vector<Version> watched_;
@@ -430,15 +532,17 @@ class ReplayedBackward final : public CallBackward {
 };
 
 std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captured& captured,
-                                                      const variable_list& grads) {
+                                                      const variable_list& grads, bool exactly) {
   const auto recorded = find_recorded(pass);
-  if (!recorded) return std::nullopt;
+  if (!recorded || (!has_arguments_ && uses_saved(*recorded))) return std::nullopt;
   auto arguments = grads;
   for (size_t i = 0; i < grads.size(); i++) {
     const auto& known = recorded->arguments[i];
-    if (!grads[i].defined() || !known.defined) continue;
+    if (grads[i].defined() != known.defined) return std::nullopt;
+    if (!known.defined) continue;
     if (grads[i].layout() != c10::kStrided) return std::nullopt;
     if (known.window->is_of(grads[i])) continue;
+    if (exactly) return std::nullopt;
     // Recorded gradients may be expanded.
     const bool is_dense = c10::IntArrayRef(known.window->strides).empty() ||
                           *std::min_element(known.window->strides.begin(), known.window->strides.end()) > 0;
@@ -467,8 +571,21 @@ std::optional<variable_list> ReplayedBackward::replay(int64_t pass, const Captur
   });
 }
 
-// Runs Python again, for a pass that has not been recorded.
-variable_list ReplayedBackward::recompute(const variable_list& grads) {
+bool ReplayedBackward::may_be_made_again() const {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torch_tandem::may_recompute", "")
+                             .typed<bool(int64_t, const c10::List<std::optional<at::Tensor>>&)>();
+  return has_arguments_ && op.call(left_.id, arguments_of_call());
+}
+
+c10::List<std::optional<at::Tensor>> ReplayedBackward::arguments_of_call() const {
+  c10::List<std::optional<at::Tensor>> arguments;
+  for (const auto& t : left_.arguments) arguments.push_back(t.defined() ? std::optional(t) : std::nullopt);
+  return arguments;
+}
+
+Cut ReplayedBackward::graph_again() {
+  if (!has_arguments_) throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
   for (size_t i = 0; i < left_.arguments.size(); i++)
     if (!is_as_before(i)) throw std::runtime_error(kModified);
   for (const auto& fed : left_.call->fed)
@@ -484,14 +601,12 @@ variable_list ReplayedBackward::recompute(const variable_list& grads) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torch_tandem::recompute", "")
                              .typed<std::vector<at::Tensor>(int64_t, const c10::List<std::optional<at::Tensor>>&)>();
-  c10::List<std::optional<at::Tensor>> arguments;
-  for (const auto& t : left_.arguments) arguments.push_back(t.defined() ? std::optional(t) : std::nullopt);
-  const auto graph = [&] {
+  auto graph = [&] {
     // The call is made again with the settings that it had. The pass has the present ones, as in eager.
     const c10::InferenceMode outside(false);
     const ModesOfProcess modes(left_.call->modes);
     const auto first = at::sequence_number::peek();
-    const auto all = op.call(left_.id, arguments);
+    const auto all = op.call(left_.id, arguments_of_call());
     TORCH_CHECK(all.size() == left_.call->results.size(), "the function returned another number of tensors");
     std::vector<at::Tensor> results;
     for (size_t i = 0; i < all.size(); i++) {
@@ -505,7 +620,7 @@ variable_list ReplayedBackward::recompute(const variable_list& grads) {
   TORCH_CHECK(graph.refusal.empty() && std::equal(graph.targets.begin(), graph.targets.end(), next_edges().begin(),
                                                   next_edges().end(), same),
               "tandem: a function did not do again what its replayed call had done, so the call has no backward pass");
-  return tandem::run(graph, grads);
+  return graph;
 }
 
 }  // namespace
@@ -601,13 +716,14 @@ Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
 }
 
 std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results) {
-  NodePointer node = make_node<RecordedBackward>(id, std::move(graph), std::move(around));
+  const auto made = make_node<RecordedBackward>(id, std::move(graph), std::move(around));
+  const NodePointer node = made;
   std::vector<at::Tensor> attached;
   for (const auto& t : results) {
     const TensorMetadata metadata(t);
     auto alias = window(t.storage(), metadata.record(t.storage_offset()));
     alias.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
-    torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
+    made->add_root(node, alias);
     attached.push_back(std::move(alias));
   }
   return attached;
@@ -625,13 +741,27 @@ void attach_replayed(Left&& left, at::TensorList results) {
   }
 }
 
+// Opens the calls that the tensors are results of: the gradients of the tensors are asked for.
+void open_calls(at::TensorList tensors) {
+  for (const auto& t : tensors) {
+    if (!t.defined() || t.is_leaf()) continue;
+    // The tensor may have the last reference.
+    const NodePointer node = t.grad_fn();
+    if (auto* call = dynamic_cast<CallBackward*>(&*node)) call->open();
+  }
+}
+
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
+  m.def("open_calls(Tensor[] tensors) -> ()");
   m.def("take_backwards(int recording) -> int[]", take_passes);
   m.def("add_backward(int recording, int backward) -> ()", add_pass);
   m.def("drop_backwards(int recording) -> ()", drop_passes);
   m.def("differs_in_inputs(int one, int two) -> bool", differ_in_inputs);
   // The results of a replayed call, computed again by Python.
   m.def("recompute(int recording, Tensor?[] arguments) -> Tensor[]");
+  m.def("may_recompute(int recording, Tensor?[] arguments) -> bool");
 }
+
+TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) { m.impl("open_calls", open_calls); }
 
 }  // namespace tandem

@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,9 +30,10 @@ using NodePointer = decltype(torch::autograd::Edge::function);
 // the gradients at the gates, one for each edge, so that autograd sums them in the order in which it would sum them
 // without the cut.
 struct Cut {
-  // A set of results, with a bit for each. The results from the 64th on share the last bit.
+  // A set of results, with a bit for each.
   using Roots = uint64_t;
-  static Roots only(size_t root) { return Roots{1} << std::min<size_t>(root, 63); }
+  static constexpr size_t kMostRoots = 64;
+  static Roots only(size_t root) { return Roots{1} << root; }
 
   torch::autograd::edge_list roots;
   std::vector<NodePointer> nodes;

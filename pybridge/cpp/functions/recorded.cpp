@@ -208,12 +208,13 @@ bool Argument::equals(const Argument& other, bool reads_gradients) const {
 }
 
 bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const {
-  if (!t.defined() || !defined) return t.defined() == defined;
-  if (t.layout() != c10::kStrided || !window->is_of(t) || t.requires_grad() != requires_grad || hooks_of(t) != hooks ||
-      grad_dtype_of(t) != grad_dtype)
+  // A backward pass that does not use the arguments of its call need not keep them.
+  if (!t.defined() || !defined) return t.defined() == defined || (!t.defined() && !same);
+  if (t.layout() != c10::kStrided || !window->is_of(t) || t.is_inference() != is_inference) return false;
+  // A backward pass uses only the elements of the call's arguments.
+  if (same && (t.requires_grad() != requires_grad || hooks_of(t) != hooks || grad_dtype_of(t) != grad_dtype ||
+               t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)))
     return false;
-  if (t.is_inference() != is_inference) return false;
-  if (t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
   // The first argument on the storage, and the first that is the same tensor, must be the recorded ones.
   return (first == 0 || first_on(t, all) == first) && (!same || first_same(t, all, first) == *same);

@@ -193,10 +193,14 @@ struct Result {
   bool is_consumed = false;
   // Set for a result that is a view in autograd, or the base of another result.
   std::optional<View> view;
+  // The first result that is the same tensor, if there is an earlier one. Autograd keeps a gradient as it is if nothing
+  // else refers to the tensor.
+  std::optional<size_t> same;
 
   bool operator==(const Result& other) const {
     return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
-           requires_grad == other.requires_grad && is_consumed == other.is_consumed && view == other.view;
+           requires_grad == other.requires_grad && is_consumed == other.is_consumed && view == other.view &&
+           same == other.same;
   }
 };
 
@@ -243,6 +247,8 @@ struct Recorded {
   Modes modes = Modes::now();
   std::vector<Argument> arguments;
   std::vector<Watched> watched;
+  // Number of the first watched tensors, which names in the code reach.
+  size_t reached = 0;
   std::vector<Given> given;
   std::vector<Fed> fed;
   std::vector<Read> reads;

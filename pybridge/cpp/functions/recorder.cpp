@@ -213,6 +213,7 @@ void Recorder::keep_watched() {
     if (i >= reached_ && std::none_of(call_.given.begin(), call_.given.end(), uses)) continue;
     if (i >= reached_ && is_made_of_watched(at::Tensor(t))) continue;
     numbers[i] = kept.size();
+    call_.reached += i < reached_;
     call_.watched_writes.push_back(w.version.enabled() ? w.version.current_version() - w.first_version : 0);
     kept.push_back(w);
   }
@@ -364,6 +365,15 @@ std::string unequal(int64_t one, int64_t two) {
   return a && b ? difference(*a, *b) : "";
 }
 
+// Whether names in the code that was known when the calls began reach the same tensors.
+bool reach_the_same(int64_t one, int64_t two) {
+  const auto a = find_recorded(one), b = find_recorded(two);
+  const auto same = [](const Watched& x, const Watched& y) { return x.tensor == y.tensor; };
+  return a && b && a->reached == b->reached &&
+         std::equal(a->watched.begin(), a->watched.begin() + static_cast<std::ptrdiff_t>(a->reached),
+                    b->watched.begin(), same);
+}
+
 }  // namespace
 
 bool begin_recording_backward(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved) {
@@ -419,6 +429,7 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("cancel_recording() -> ()", cancel_recording);
   m.def("refusal(int recording) -> str", refusal);
   m.def("unequal(int one, int two) -> str", unequal);
+  m.def("reach_the_same(int one, int two) -> bool", reach_the_same);
   m.def("drop_recording(int recording) -> ()", drop);
   m.def("uses_made_values(int recording) -> bool", [](int64_t id) {
     const auto call = find_recorded(id);

@@ -426,6 +426,10 @@ std::vector<at::Tensor> Replay::take_results() {
   std::vector<at::Tensor> results;
   results.reserve(call_->results.size());
   for (const auto& result : call_->results) {
+    if (result.same) {
+      results.push_back(results[*result.same]);
+      continue;
+    }
     auto t = this->result(result);
     if (result.is_consumed) {
       static const char* const message =

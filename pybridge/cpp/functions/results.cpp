@@ -57,6 +57,7 @@ std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_
 
 void Recorder::find_results(at::TensorList results, const std::vector<bool>& consumed, bool attaches,
                             const TtRecorded& in_rust) {
+  ska::flat_hash_map<const at::TensorImpl*, size_t> first;
   for (size_t i = 0; i < results.size(); i++) {
     const auto& t = results[i];
     if (t.defined() && !t.has_storage()) {
@@ -88,6 +89,10 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
         refuse(
             "a result requires grad, and it has attributes or is of a subclass, or the call returns objects, changes "
             "its arguments, has effects that are skipped, or uses hooks for saved tensors");
+    }
+    if (t.defined()) {
+      const auto [known, is_new] = first.emplace(t.unsafeGetTensorImpl(), i);
+      if (!is_new) result->same = known->second;
     }
     call_.results.push_back(std::move(*result));
   }
@@ -145,6 +150,10 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
     if (result.requires_grad && !result.is_consumed) attached.push_back(results[i]);
   }
   if (attached.empty() || !call_.refusal.empty()) return std::nullopt;
+  if (attached.size() > Cut::kMostRoots) {
+    refuse("it returns more than 64 tensors that require grad. Stack them");
+    return std::nullopt;
+  }
   if (has_backward) {
     refuse("it runs a backward pass, and returns another result that requires grad");
     return std::nullopt;

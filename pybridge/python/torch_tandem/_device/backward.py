@@ -1,5 +1,7 @@
 """Backward passes on tandem tensors. PyTorch's engine still runs the passes that Tandem cannot run."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
@@ -28,6 +30,8 @@ class Engine:
     ):
         """Run a backward pass. The interface is `run_backward` of PyTorch's engine."""
         try:
+            for look in observers_of_inputs if inputs else ():
+                look(inputs)
             # PyTorch's engine runs two rare kinds of passes: those that accumulate into some inputs only, and
             # those that accumulate with `create_graph`.
             ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
@@ -46,6 +50,9 @@ class Engine:
             hide_frames(error)
             raise
 
+
+# Functions that see the tensors whose gradients a pass asks for.
+observers_of_inputs: list[Callable[[Sequence], None]] = []
 
 _backward = torch.ops.torch_tandem.backward.default
 _TYPES = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -19,6 +19,12 @@ REMEMBERED, LATEST = 16, 32
 # Maximum number of recorded calls whose backward passes have not run.
 WAITING = 16
 
+# What the shim notes in place of a recorded pass: reasons for which no pass of the call is replayed.
+IMPOSSIBLE = {
+    -1: "its backward pass creates a graph of its own (create_graph=True)",
+    -2: "the gradient of one of its results is asked for (a hook, retain_grad(), autograd.grad)",
+}
+
 # The first words of the shim's message that a result keeps the graph which autograd has recorded.
 NOT_ATTACHED = "a result requires grad, and"
 
@@ -48,8 +54,8 @@ class Passes:
     """The recorded backward passes of equal calls."""
 
     reason: str = "the backward pass of its calls has not run three times"
-    # Whether a pass was called with `create_graph=True`.
-    creates_graph: bool = False
+    # Whether there was a pass of a kind that is never replayed.
+    impossible: bool = False
     recorded: list[_Pass] = field(default_factory=list)
     # Recorded calls whose backward passes may still run, oldest first, and the number of passes so far.
     waiting: list[int] = field(default_factory=list)
@@ -72,9 +78,9 @@ class Passes:
                 forget(call)
 
     def _take(self, id: int) -> None:
-        if id < 0:
-            self.creates_graph = True
-            self.reason = "its backward pass creates a graph of its own (create_graph=True)"
+        if id in IMPOSSIBLE:
+            self.impossible = True
+            self.reason = IMPOSSIBLE[id]
             return
         if why := refusal(id):
             self.reason = f"in its backward pass, {why}"

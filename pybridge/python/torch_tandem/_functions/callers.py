@@ -19,7 +19,7 @@ def is_observed() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform, a tracer, a mode or autograd's anomaly mode is active."""
+    """Whether a transform, a tracer, a debugger, a mode or autograd's anomaly mode is active."""
     return bool(
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -27,6 +27,7 @@ def is_transformed() -> bool:
         or torch._C._get_tracing_state() is not None
         or _forward_ad._current_level >= 0
         or torch.is_anomaly_enabled()
+        or sys.gettrace() is not None
     )
 
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 from torch_tandem import _core
 from torch_tandem._device import iterations
-from torch_tandem._functions import refusals
+from torch_tandem._functions import asked_gradients, refusals
 from torch_tandem._functions.arguments import Arguments, described, flatten
 from torch_tandem._functions.audits import FIRST_AUDIT, Audits
 from torch_tandem._functions.call_backward import EQUAL
@@ -370,17 +370,28 @@ class Function:
             raise RuntimeError(f"torch_tandem.function {self._name()}: {difference}")
         self._warner.warn(difference, always=True)
 
+    def _may_be_made_again(self, recording: int, tensors: list[torch.Tensor | None]) -> bool:
+        """Whether a replayed call would do the same if it were made again."""
+        graph = self._recordings.graph_of(recording)
+        if graph is None or graph.recorded.call is None or graph.changes:
+            return False
+        return graph.check(flatten(*graph.recorded.call.arguments(tensors))[2]) < 0
+
     def _make_again(self, recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """Make a replayed call again in Python, where later calls of its key run, and return its tensors."""
         graph = self._recordings.graph_of(recording)
         assert graph is not None and graph.recorded.call is not None
         attempts = self._recordings.attempts_of(graph.key)
+        may = self._may_be_made_again(recording, tensors)
+        self._learning.rest(attempts)
         attempts.reason = (
-            "a backward pass of it differed from those of recorded calls (create_graph=True, ...)"
+            "a backward pass of it differed from those of recorded calls (create_graph=True, gradients with "
+            "other strides, ...)"
         )
-        attempts.rest, graph.left = sys.maxsize, -1
+        graph.left = -1
         call = graph.recorded.call
-        if graph.changes or graph.check(flatten(*call.arguments(tensors))[2]) >= 0:
+        if not may:
+            attempts.rest = sys.maxsize
             raise _cannot_be_made_again(
                 "it changes tensors, draws random numbers, or depends on what has changed since"
             )
@@ -503,6 +514,7 @@ def _forgetting(swap: Callable) -> Callable:
 
 
 torch.utils.swap_tensors = _forgetting(torch.utils.swap_tensors)
+asked_gradients.install()
 
 
 def _recompute(recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -511,6 +523,10 @@ def _recompute(recording: int, tensors: list[torch.Tensor | None]) -> list[torch
         if function._recordings.graph_of(recording):
             return function._make_again(recording, tensors)
     raise _cannot_be_made_again("the graph that replayed it was dropped")
+
+
+def _may_recompute(recording: int, tensors: list[torch.Tensor | None]) -> bool:
+    return any(function._may_be_made_again(recording, tensors) for function in list(all_functions))
 
 
 def _cannot_be_made_again(why: str) -> RuntimeError:
@@ -523,3 +539,4 @@ def _cannot_be_made_again(why: str) -> RuntimeError:
 
 _library = torch.library.Library("torch_tandem", "IMPL")
 _library.impl("recompute", _recompute, "CompositeImplicitAutograd")
+_library.impl("may_recompute", _may_recompute, "CompositeImplicitAutograd")

@@ -88,9 +88,9 @@ class Learning:
             if not recorded.passes:
                 continue
             recorded.passes.take(recorded.id, self._recordings.drop)
-            if recorded.passes.creates_graph or recorded.equal >= EQUAL:
+            if recorded.passes.impossible or recorded.equal >= EQUAL:
                 attempts.reason = recorded.passes.reason
-            if recorded.passes.creates_graph:
+            if recorded.passes.impossible:
                 self.rest(attempts)
                 attempts.rest = sys.maxsize
                 return False

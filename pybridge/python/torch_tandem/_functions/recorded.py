@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core
@@ -38,12 +39,14 @@ class Recorded:
     equal: int = 1
 
     def is_comparable(self, other: "Recorded") -> bool:
-        """Whether both calls were recorded in the same way and at places of the program where iterations end
-        alike: an outermost call of a module ends one.
+        """Whether both calls were recorded in the same way, with code known by then that reaches the same
+        tensors, and at places of the program where iterations end alike: an outermost call of a module ends
+        one.
         """
         return (
             bool(self.followed) == bool(other.followed)
             and self.may_read_gradients == other.may_read_gradients
+            and torch.ops.torch_tandem.reach_the_same(self.id, other.id)
             and _core.ends_of(self.id) == _core.ends_of(other.id)
         )
 

@@ -1,0 +1,239 @@
+"""Gradients of a function's results and leaves: each way to ask for them, in recorded and replayed calls."""
+
+import gc
+import itertools
+import weakref
+
+import pytest
+import torch
+import torch_tandem
+from helpers import data
+from torch import nn
+
+CALLS = 14
+
+# --- Results on which other results depend ---
+
+
+def _features(x, w):
+    features = torch.relu(x @ w)
+    return features, features.sum(1), features * w[0, 0]
+
+
+def _chain(x, w):
+    a = (x @ w).tanh()
+    b = a * a + w.sum()
+    return a, b, (a * b).sum()
+
+
+def _apart(x, w):
+    return x @ w, (x * 2).sum() * w[0], w.exp()
+
+
+def _of_one_operator(x, w):
+    low, high = torch.aminmax(x @ w, dim=1)
+    return low, high, low * high
+
+
+STRUCTURES = {f.__name__: f for f in (_features, _chain, _apart, _of_one_operator)}
+
+
+def _retain(results, losses):
+    results[0].retain_grad()
+    sum(losses()).backward()
+    return [results[0].grad]
+
+
+def _hook(results, losses):
+    seen = {}
+    results[0].register_hook(lambda grad: seen.update(first=grad.clone()) or grad * 3)
+    results[1].register_hook(lambda grad: seen.update(second=grad.clone()))
+    sum(losses()).backward()
+    return [seen["first"], seen["second"]]
+
+
+def _hook_after_use(results, losses):
+    loss, seen = sum(losses()), []
+    results[0].register_hook(lambda grad: seen.append(grad.clone()) or grad * 3)
+    (loss + results[0].sum()).backward()
+    return seen
+
+
+def _grad(results, losses):
+    return torch.autograd.grad(losses()[2] + losses()[1], results[:2], allow_unused=True)
+
+
+def _grad_after_use(results, losses):
+    loss = sum(losses())
+    return torch.autograd.grad(loss, results[0], retain_graph=True) + torch.autograd.grad(loss, results[1])
+
+
+def _edge(results, losses):
+    return torch.autograd.grad(
+        sum(losses()), [torch.autograd.graph.get_gradient_edge(results[0])], allow_unused=True
+    )
+
+
+def _several_hooks(results, losses):
+    seen = []
+    torch.autograd.graph.register_multi_grad_hook(results[:2], lambda grads: seen.extend(grads))
+    sum(losses()).backward()
+    return [grad.clone() for grad in seen]
+
+
+WAYS = {
+    f.__name__: f for f in (_retain, _hook, _hook_after_use, _grad, _grad_after_use, _edge, _several_hooks)
+}
+
+
+def _run(device, wrap, structure, way, since):
+    function = wrap(STRUCTURES[structure])
+    w = data(4, 4).to(device).requires_grad_()
+    found = []
+    for i in range(CALLS):
+        x = data(3, 4, seed=i).to(device).requires_grad_()
+        results = function(x, w)
+
+        def losses(results=results):
+            return [(result * (k + 1)).sum() for k, result in enumerate(results)]
+
+        if i < since:
+            sum(losses()).backward()
+            asked = []
+        else:
+            asked = WAYS[way](results, losses)
+        found.append([None if t is None else t.cpu().clone() for t in (*asked, x.grad, w.grad)])
+        w.grad = None
+    return found, function
+
+
+@pytest.mark.parametrize(("structure", "way"), list(itertools.product(STRUCTURES, WAYS)))
+def test_gradients_of_results_that_others_depend_on(structure, way):
+    for since in (0, 2, 10):
+        expected, _ = _run("cpu", lambda f: f, structure, way, since)
+        actual, function = _run("tandem", torch_tandem.function, structure, way, since)
+        _compare(expected, actual)
+        assert function.cache_info().hits > 0 or since < 10, function.reason()
+
+
+def _compare(expected, actual):
+    for i, (a, b) in enumerate(zip(expected, actual, strict=True)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert (x is None) == (y is None) and (x is None or torch.equal(x, y)), (i, x, y)
+
+
+# --- Gradients of leaves that are on one memory ---
+
+
+def _sum(a, b):
+    return (a + b).square().sum()
+
+
+def _sum_of_views(a, b):
+    return (a.view(-1) + b.t().reshape(-1)).square().sum()
+
+
+def _part_of(a, b):
+    return (torch.cat([a[:1].expand(2, -1), b[2:] * 2]) + b).square().sum()
+
+
+def _swapped(a, b):
+    return (b.t() + a).exp().sum()
+
+
+def _joined(a, b):
+    return (torch.cat([a, b]) + torch.cat([b, a])).square().sum()
+
+
+@pytest.mark.parametrize("of", [_sum, _sum_of_views, _part_of, _swapped, _joined])
+def test_leaves_have_gradients_of_their_own(of):
+    def run(device, wrap):
+        function = wrap(of)
+        a, b = (data(4, 4, seed=seed).to(device).requires_grad_() for seed in (1, 2))
+        found = []
+        for _ in range(CALLS):
+            a.grad = b.grad = None
+            for _ in range(2):
+                function(a, b).backward()
+            nn.utils.clip_grad_norm_([a, b], 0.5)
+            a.grad.mul_(2)
+            found.append([a.grad.cpu().clone(), b.grad.cpu().clone()])
+        return found, function
+
+    expected, _ = run("cpu", lambda f: f)
+    actual, function = run("tandem", torch_tandem.function)
+    _compare(expected, actual)
+    assert function.cache_info().hits > 0, function.reason()
+
+
+# --- The gradients that a pass begins with ---
+
+LAYOUTS = {
+    "dense": lambda y, g: (y * g).sum(),
+    "transposed": lambda y, g: (y.t() * g.t().contiguous()).sum(),
+    "expanded": lambda y, g: y.sum(),
+    "sliced": lambda y, g: torch.cat([y, y * 0], 1).mul(torch.cat([g, g], 1)).sum(),
+}
+
+
+@pytest.mark.parametrize("later", LAYOUTS)
+@pytest.mark.parametrize("first", LAYOUTS)
+def test_a_gradient_with_other_strides_has_its_own_bits(first, later):
+    def run(device, wrap):
+        torch.manual_seed(0)
+        model = wrap(nn.Sequential(nn.Linear(33, 64), nn.GELU(), nn.Linear(64, 65)).to(device))
+        found = []
+        for i in range(CALLS):
+            model.zero_grad()
+            y = model(data(300, 33, seed=i).to(device))
+            LAYOUTS[first if i < 10 else later](y, data(300, 65, seed=i).to(device)).backward()
+            found.append([p.grad.cpu().clone() for p in model.parameters()])
+        return found
+
+    _compare(run("tandem", lambda f: f), run("tandem", torch_tandem.function))
+
+
+# --- Arguments after the call ---
+
+
+def test_arguments_of_a_kept_loss_are_freed():
+    function = torch_tandem.function(lambda fake, real: fake.mean() - real.mean())
+    losses, arguments = [], []
+    for i in range(CALLS):
+        fake, real = (torch.full((8,), float(i + k), device="tandem", requires_grad=True) for k in (1, 2))
+        loss = function(fake * 2, made := real * 2)
+        loss.backward()
+        losses.append(loss)
+        arguments.append(weakref.ref(made))
+        del made
+        assert fake.grad.tolist() == [0.25] * 8
+    gc.collect()
+    assert function.cache_info().hits > 0
+    assert not any(argument() is not None for argument in arguments)
+
+
+def test_a_leaf_may_be_frozen_before_the_backward_pass():
+    function = torch_tandem.function(lambda x, w: (x @ w).square().sum())
+    w = data(4, 4).to("tandem").requires_grad_()
+    for i in range(CALLS):
+        x = data(3, 4, seed=i).to("tandem").requires_grad_()
+        loss = function(x, w)
+        (x if i % 2 else w).requires_grad_(i < 8)
+        loss.backward()
+        for leaf in (x, w):
+            assert (leaf.grad is not None) == leaf.requires_grad
+        w.grad = None
+        w.requires_grad_(True)
+    assert function.cache_info().hits > 0
+
+
+def test_many_results_have_graphs_of_their_own():
+    function = torch_tandem.function(lambda w: [(w[k] * k).sum() for k in range(70)])
+    w = data(70, 2).to("tandem").requires_grad_()
+    for _ in range(CALLS):
+        w.grad = None
+        for result in function(w):
+            result.backward()
+        assert torch.equal(w.grad.cpu(), torch.arange(70.0).view(70, 1).expand(70, 2))
+    assert "64" in function.reason()
