@@ -37,7 +37,7 @@ pub enum Reason {
     Late,
     /// An op fails, has inputs that overlap, or is not traced. A later call may be without such an op.
     Unrecorded,
-    /// The output shapes of an op depend on data.
+    /// The output shapes of an op, or an error that it raises, depend on data.
     Dynamic,
     /// A storage is created or resized outside of any op, or an op resizes a tensor.
     Storage,

@@ -140,3 +140,59 @@ def test_versions_of_gradients_that_are_views_of_what_is_written(is_argument):
         before = base._version
         step(torch.ones(1, device="tandem"), weight if is_argument else None)
         assert base._version == weight.grad._version == before + 1, i
+
+
+VIEWS = {
+    "of an argument": lambda x, w: x.view(-1),
+    "beside the argument": lambda x, w: (x, x[1:], x.t()),
+    "of a captured tensor": lambda x, w: (w[1:], x + 1),
+    "of a result": lambda x, w: (y := x * 2, y[0], y.t()),
+    "in inference mode": lambda x, w: _inference(x),
+    "expanded": lambda x, w: x[:1].expand(4, -1),
+}
+
+
+def _inference(x):
+    with torch.inference_mode():
+        y = x * 2
+        return y, y.view(-1), x[0]
+
+
+@pytest.mark.parametrize("of", VIEWS.values(), ids=VIEWS)
+def test_views_as_results(of):
+    """Results have the memory, version, strides and flags that they have without the function."""
+    w = data(3, 4).to("tandem")
+
+    def run(function):
+        found = []
+        for i in range(12):
+            x = data(3, 4, seed=i).to("tandem")
+            results = function(x)
+            results = results if isinstance(results, tuple) else (results,)
+            facts = [(r.stride(), r.storage_offset(), r.is_inference(), r.is_leaf) for r in results]
+            values = [r.cpu().clone() for r in results]
+            x.add_(1)
+            found.append((facts, values, [r.cpu().clone() for r in results]))
+        return found
+
+    def body(x):
+        return of(x, w)
+
+    function = torch_tandem.function(body)
+    for plain, replayed_ in zip(run(body), run(function), strict=True):
+        assert plain[0] == replayed_[0]
+        for a, b in zip(plain[1] + plain[2], replayed_[1] + replayed_[2], strict=True):
+            assert torch.equal(a, b)
+    assert function.cache_info().hits > 0, function.reason()
+
+
+def test_a_pass_without_operators_is_replayed():
+    """The gradients of sums of leaves are views of the gradient that the pass is given."""
+    p, q = (torch.ones(3, device="tandem", requires_grad=True) for _ in range(2))
+    function = torch_tandem.function(lambda x: (x + p + q).sum())
+    for i in range(14):
+        p.grad = q.grad = None
+        (function(torch.full((3,), float(i), device="tandem")) * (i + 1)).backward()
+        p.grad.mul_(2)
+        assert p.grad.tolist() == [2.0 * (i + 1)] * 3 and q.grad.tolist() == [i + 1.0] * 3
+    assert function.cache_info().hits > 0, function.reason()

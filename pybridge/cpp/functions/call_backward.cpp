@@ -444,7 +444,7 @@ class ReplayedBackward final : public CallBackward {
     };
     const auto is_saved_host = [](const Fed& fed) { return !fed.is_number || fed.is_kept; };
     const auto is_argument = [&](const Result& result) {
-      return result.kind == Result::kArgument && result.index >= num_inputs();
+      return (result.kind == Result::kArgument || result.kind == Result::kOnArgument) && result.index >= num_inputs();
     };
     return std::any_of(pass.given.begin(), pass.given.end(), is_saved) ||
            std::any_of(pass.fed.begin(), pass.fed.end(), is_saved_host) ||

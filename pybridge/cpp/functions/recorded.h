@@ -178,17 +178,20 @@ struct View {
 
 // A tensor that a call returns, a gradient that it sets, or a base of results.
 struct Result {
-  enum Kind { kUndefined, kArgument, kWatched, kKept, kGiven } kind = kUndefined;
+  // kOnArgument, kOnWatched: a view of an argument or of a watched tensor whose storage no operator has used.
+  enum Kind { kUndefined, kArgument, kWatched, kKept, kGiven, kOnArgument, kOnWatched } kind = kUndefined;
   // The number of the argument, of the watched tensor, of the lasting storage that the call made, or of the storage
   // that existed before the call.
   size_t index = 0;
   std::optional<TensorMetadata> window;
-  // The offset. For a storage that existed before the call, relative to the argument's offset.
+  // The offset. For a storage that existed before the call, relative to the argument's or watched tensor's offset.
   int64_t offset = 0;
   uint32_t version = 0;
   // The identity of the version counter.
   const void* counter = nullptr;
   bool requires_grad = false;
+  // Whether the tensor was made in inference mode.
+  bool is_inference = false;
   // Whether the call itself has run the backward pass of the result and freed its graph.
   bool is_consumed = false;
   // Set for a result that is a view in autograd, or the base of another result.
@@ -199,8 +202,8 @@ struct Result {
 
   bool operator==(const Result& other) const {
     return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
-           requires_grad == other.requires_grad && is_consumed == other.is_consumed && view == other.view &&
-           same == other.same;
+           requires_grad == other.requires_grad && is_inference == other.is_inference &&
+           is_consumed == other.is_consumed && view == other.view && same == other.same;
   }
 };
 

@@ -97,6 +97,8 @@ class Recorder {
   void find_owners();
   void find_changes();
   std::optional<Result> place(const at::Tensor& t, const TtRecorded& in_rust) const;
+  // Finds the argument or the watched tensor of which a tensor is a view that no operator has seen.
+  std::optional<Result> place_beside(const at::Tensor& t) const;
   bool is_consumed(const at::Tensor& t) const;
   size_t argument_on(const void* identity) const;
   // Whether a tensor is a view that the call has made. The call's graph may keep such a view.

@@ -169,7 +169,9 @@ bool Replay::shares_memory(bool is_audit) {
 // Whether more than the storage of a watched tensor is used.
 bool Replay::uses_tensor(size_t i) const {
   const auto is_given = [&](const Given& given) { return given.kind == Given::kGradient && given.index == i; };
-  const auto is_result = [&](const Result& result) { return result.kind == Result::kWatched && result.index == i; };
+  const auto is_result = [&](const Result& result) {
+    return (result.kind == Result::kWatched || result.kind == Result::kOnWatched) && result.index == i;
+  };
   const auto is_written = [&](const WrittenGradient& written) { return !written.is_argument && written.leaf == i; };
   return call_->watched_writes[i] > 0 || std::any_of(call_->given.begin(), call_->given.end(), is_given) ||
          std::any_of(call_->results.begin(), call_->results.end(), is_result) ||
@@ -375,7 +377,16 @@ at::Tensor Replay::tensor(const Result& result) {
     case Result::kUndefined: return at::Tensor();
     case Result::kArgument: return arguments_[result.index];
     case Result::kWatched: return watched_[result.index];
+    case Result::kOnArgument: {
+      const auto& owner = arguments_[result.index];
+      return window_of(owner, result.window->record(result.offset + owner.storage_offset()));
+    }
+    case Result::kOnWatched: {
+      const auto& owner = watched_[result.index];
+      return window_of(owner, result.window->record(result.offset + owner.storage_offset()));
+    }
     case Result::kKept: {
+      const c10::InferenceMode mode(result.is_inference);
       auto t = window(c10::Storage(made_[result.index]), result.window->record(result.offset));
       const auto [first, is_new] = results_on_.emplace(result.index, t);
       if (is_new)

@@ -29,6 +29,7 @@ std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_
   if (!t.defined()) return result;
   if (!t.has_storage()) return std::nullopt;
   result.version = version_of(t), result.counter = counter_of(t.unsafeGetTensorImpl()->version_counter());
+  result.is_inference = t.is_inference();
   for (size_t i = 0; i < arguments_.size(); i++) {
     if (!arguments_[i].is_same(t)) continue;
     result.kind = Result::kArgument, result.index = i;
@@ -55,6 +56,24 @@ std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_
   return std::nullopt;
 }
 
+std::optional<Result> Recorder::place_beside(const at::Tensor& t) const {
+  const auto on = [&](Result::Kind kind, size_t index, int64_t base) {
+    Result result;
+    result.kind = kind, result.index = index;
+    result.version = version_of(t), result.counter = counter_of(t.unsafeGetTensorImpl()->version_counter());
+    result.is_inference = t.is_inference();
+    result.window.emplace(t);
+    result.offset = t.storage_offset() - base;
+    return result;
+  };
+  const auto* context = identity(t);
+  for (size_t i = 0; i < arguments_.size(); i++)
+    if (identity(arguments_[i]) == context) return on(Result::kOnArgument, i, arguments_[i].storage_offset());
+  for (size_t i = 0; i < call_.watched.size(); i++)
+    if (call_.watched[i].context == context) return on(Result::kOnWatched, i, call_.watched[i].offset);
+  return std::nullopt;
+}
+
 void Recorder::find_results(at::TensorList results, const std::vector<bool>& consumed, bool attaches,
                             const TtRecorded& in_rust) {
   ska::flat_hash_map<const at::TensorImpl*, size_t> first;
@@ -68,6 +87,7 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
     auto result = place(t, in_rust);
     if (!result && is_tandem(t) && is_made_view(t))
       refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");
+    if (!result && is_tandem(t)) result = place_beside(t);
     if (!result && is_tandem(t)) {
       // The call returns a tensor of the program that no operator has used.
       watch(t);
@@ -116,7 +136,7 @@ void Recorder::find_bases(at::TensorList results, const TtRecorded& in_rust) {
     return base;
   };
   const auto is_placed = [](const Result& result) {
-    return result.kind == Result::kKept || result.kind == Result::kGiven;
+    return result.kind != Result::kUndefined && result.kind != Result::kArgument && result.kind != Result::kWatched;
   };
   for (size_t i = 0; i < results.size(); i++) {
     auto& result = call_.results[i];
@@ -265,6 +285,9 @@ void Recorder::find_owners() {
   std::unordered_map<size_t, const void*> counters;
   const auto expected = [&](const Result& result) {
     if (result.kind == Result::kKept) return counters.emplace(result.index, result.counter).first->second;
+    if (result.kind == Result::kOnArgument)
+      return counter_of(arguments_[result.index].unsafeGetTensorImpl()->version_counter());
+    if (result.kind == Result::kOnWatched) return counter_of(call_.watched[result.index].version);
     const auto& given = call_.given[result.index];
     if (given.kind == Given::kArgument)
       return counter_of(arguments_[given.index].unsafeGetTensorImpl()->version_counter());
@@ -273,7 +296,8 @@ void Recorder::find_owners() {
     return owner == call_.watched.end() ? result.counter : counter_of(owner->version);
   };
   const auto look = [&](const Result& result) {
-    if (result.kind != Result::kKept && result.kind != Result::kGiven) return;
+    if (result.kind == Result::kUndefined || result.kind == Result::kArgument || result.kind == Result::kWatched)
+      return;
     if (expected(result) != result.counter)
       refuse("it returns tensors that share memory and count its writes apart (.data)");
   };

@@ -55,6 +55,8 @@ _FUNCTIONS = {
             # A transform or tracer, under which nothing is replayed.
             "_are_functorch_transforms_active", "_enter_dual_level", "_exit_dual_level",
             "_get_tracing_state", "_is_fake_tensor", "_is_tracing",
+            # Guards, such as that of inference mode.
+            "__enter__", "__exit__",
         ]
     ),
     "torch._C._autograd": frozenset(
