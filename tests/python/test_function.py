@@ -592,3 +592,26 @@ def test_parameters_are_swapped_while_results_have_a_graph(result):
     assert forward.cache_info().hits >= 8, forward.reason()
     torch.utils.swap_tensors(model.weight, torch.nn.Parameter(torch.zeros(3, device="tandem")))
     assert forward(data(4, 3).to("tandem"))[1].tolist() == [[0] * 3] * 4
+
+
+def test_a_debugger_sees_calls():
+    @torch_tandem.function
+    def double(x):
+        return x * 2
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "double":
+            seen.append(event)
+
+    x, seen = torch.ones(3, device="tandem"), []
+    for _ in range(12):
+        double(x)
+    before, hits = sys.gettrace(), double.cache_info().hits
+    sys.settrace(trace)
+    try:
+        double(x)
+    finally:
+        sys.settrace(before)
+    assert seen == ["call"] and hits > 0
+    double(x)
+    assert before or double.cache_info().hits > hits

@@ -237,3 +237,66 @@ def test_many_results_have_graphs_of_their_own():
             result.backward()
         assert torch.equal(w.grad.cpu(), torch.arange(70.0).view(70, 1).expand(70, 2))
     assert "64" in function.reason()
+
+
+# --- Passes from some of the results ---
+
+
+@pytest.mark.parametrize("later", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("first", [(0,), (1, 2), (0, 1, 2)])
+def test_a_loss_of_other_results(first, later):
+    """The model draws random numbers and changes its statistics, so its call cannot be made again."""
+
+    def run(device, wrap):
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3)).to(device)
+        heads = nn.ModuleList(nn.Linear(8, n) for n in (2, 3)).to(device)
+        parameters = [*body.parameters(), *heads.parameters()]
+
+        @wrap
+        def forward(x):
+            features = body(x)
+            return features, heads[0](features), heads[1](features)
+
+        found = []
+        for i in range(CALLS):
+            results = forward(data(10, 6, seed=i).to(device))
+            used = [results[k] for k in (first if i < 10 else later)]
+            (sum(r.square().mean() for r in used) if i % 2 else sum(r.sum() for r in used)).backward()
+            found.append([p.grad.cpu().clone() if p.grad is not None else None for p in parameters])
+            for p in parameters:
+                p.grad = None
+        return found, forward
+
+    expected, _ = run("tandem", lambda f: f)
+    actual, function = run("tandem", torch_tandem.function)
+    _compare(expected, actual)
+    assert function.cache_info().hits > 3, function.reason()
+
+
+def test_hooks_of_leaves_run_in_autograds_order():
+    """They draw random numbers. A weight that is used twice gets its gradient at the last use."""
+
+    def run(device, wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+        model[3].weight = model[0].weight
+        model.to(device)
+        order, found = [], []
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(lambda g, name=name: order.append(name) or g + 0.1 * torch.rand_like(g))
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: order.append(f"after {name}"))
+        function = wrap(model)
+        for i in range(CALLS):
+            model.zero_grad()
+            order.clear()
+            function(data(5, 6, seed=i).to(device)).square().mean().backward()
+            found.append((list(order), [p.grad.cpu().clone() for p in model.parameters()]))
+        return found, function
+
+    expected, _ = run("cpu", lambda f: f)
+    actual, function = run("tandem", torch_tandem.function)
+    for a, b in zip(expected, actual, strict=True):
+        assert a[0] == b[0]
+        _compare([a[1]], [b[1]])
+    assert function.cache_info().hits > 0, function.reason()

@@ -261,4 +261,13 @@ def test_names_in_the_table_of_pytorchs_functions():
 
 
 # Methods of pybind11's types, which name the module that defines the type.
-METHODS_OF_PYBIND = ("_is_view_op", "from_raw_repr", "get", "has", "has_default_value", "unpack")
+METHODS_OF_PYBIND = (
+    "__enter__",
+    "__exit__",
+    "_is_view_op",
+    "from_raw_repr",
+    "get",
+    "has",
+    "has_default_value",
+    "unpack",
+)

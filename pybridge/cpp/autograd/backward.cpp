@@ -314,47 +314,13 @@ class Pass final : public Node {
 
   variable_list apply(variable_list&&) override {
     graph_.tell_the_record(has_inputs_);
-    const Surroundings surroundings;
-    std::priority_queue<Pending*, std::vector<Pending*>, Later> ready;
-    const auto count = [&](Pending* next) {
-      if (--next->missing == 0) ready.push(next);
-    };
-    const auto pass = [&](const edge_list& edges, variable_list& outputs, const NegativeZeros& zeros = {}) {
-      for (size_t i = 0; i < outputs.size(); i++) {
-        auto* next = graph_.at(edges[i]);
-        if (!next) continue;
-        arrive(*next, edges[i].input_nr, std::move(outputs[i]), zeros);
-        count(next);
-      }
-    };
+    surroundings_.emplace();
     {
       const Running guard(roots_.front().function.get());
-      pass(roots_, grads_);
+      pass(roots_, grads_, 0, grads_.size());
     }
     grads_.clear();
-    while (!ready.empty()) {
-      auto& next = *ready.top();
-      ready.pop();
-      current_ = next.node;
-      const Running guard(current_);
-      variable_list outputs;
-      if (is_watched(*current_)) {
-        surroundings.keep([&] { outputs = evaluate(next); });
-        pass(current_->next_edges(), outputs);
-        continue;
-      }
-      const auto window = Window::of(*current_);
-      if (auto* whole = window ? add_in_whole(next, *window) : nullptr) {
-        count(whole);
-        continue;
-      }
-      const auto zeros = window               ? NegativeZeros(*window)
-                         : next.zeros.empty() ? NegativeZeros()
-                                              : NegativeZeros::after(*current_, next.zeros[0]);
-      outputs = evaluate(next);
-      surroundings.check();
-      pass(current_->next_edges(), outputs, zeros);
-    }
+    run_ready(0);
     return variable_list(num_outputs());
   }
 
@@ -365,6 +331,63 @@ class Pass final : public Node {
   }
 
  private:
+  void count(Pending* next) {
+    if (--next->missing == 0) ready_.push(next);
+  }
+
+  // Hands on the gradients of some edges.
+  void pass(const edge_list& edges, variable_list& grads, size_t from, size_t to, const NegativeZeros& zeros = {}) {
+    for (size_t i = from; i < to; i++) {
+      auto* next = graph_.at(edges[i]);
+      if (!next) continue;
+      arrive(*next, edges[i].input_nr, std::move(grads[i]), zeros);
+      count(next);
+    }
+  }
+
+  // Hands on the gradients that a node has computed. After each step of a node that stands for several nodes, the leaves
+  // whose gradients are complete come first, as they would after each of these nodes.
+  void pass_outputs(Node& node, variable_list& grads, const NegativeZeros& zeros = {}) {
+    const auto& edges = node.next_edges();
+    const auto* several = dynamic_cast<const StepwiseNode*>(&node);
+    if (!several) return pass(edges, grads, 0, grads.size(), zeros);
+    size_t from = 0;
+    for (const size_t step : std::vector<size_t>(several->steps())) {
+      pass(edges, grads, from, from + step);
+      from += step;
+      if (from < grads.size()) run_ready(std::numeric_limits<uint64_t>::max());
+    }
+    pass(edges, grads, from, grads.size());
+  }
+
+  // Runs the nodes that are ready and have at least the sequence number `least`.
+  void run_ready(uint64_t least) {
+    while (!ready_.empty() && ready_.top()->node->sequence_nr() >= least) {
+      auto& next = *ready_.top();
+      ready_.pop();
+      auto& node = *next.node;
+      current_ = &node;
+      const Running guard(&node);
+      variable_list outputs;
+      if (is_watched(node)) {
+        surroundings_->keep([&] { outputs = evaluate(next); });
+        pass_outputs(node, outputs);
+        continue;
+      }
+      const auto window = Window::of(node);
+      if (auto* whole = window ? add_in_whole(next, *window) : nullptr) {
+        count(whole);
+        continue;
+      }
+      const auto zeros = window               ? NegativeZeros(*window)
+                         : next.zeros.empty() ? NegativeZeros()
+                                              : NegativeZeros::after(node, next.zeros[0]);
+      outputs = evaluate(next);
+      surroundings_->check();
+      pass_outputs(node, outputs, zeros);
+    }
+  }
+
   variable_list evaluate(Pending& next) {
     if (!next.needed) {
       next.grads = call_tensor_hooks(*next.node, std::move(next.grads));
@@ -389,6 +412,8 @@ class Pass final : public Node {
   bool has_inputs_;
   bool keep_graph_;
   Node* current_ = nullptr;
+  std::optional<Surroundings> surroundings_;
+  std::priority_queue<Pending*, std::vector<Pending*>, Later> ready_;
 };
 
 // Restores the program's `__torch_function__` state for the nodes of the pass. The state is off while the operator that

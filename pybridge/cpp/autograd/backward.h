@@ -2,7 +2,16 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <cstddef>
+#include <vector>
+
 namespace tandem {
+
+// A node that stands for several nodes, each of which has computed some of its outputs.
+struct StepwiseNode : torch::autograd::Node {
+  // The number of outputs of each of the nodes, in the order in which the nodes would have run.
+  virtual const std::vector<size_t>& steps() const = 0;
+};
 
 // Returns the autograd node that `Pass` is running on this thread, or null.
 const torch::autograd::Node* running_node();

@@ -165,14 +165,16 @@ bool differ_in_inputs(int64_t one, int64_t two) {
 }
 
 // The node of a call whose results require grad.
-class CallBackward : public Node {
+class CallBackward : public StepwiseNode {
  public:
-  explicit CallBackward(std::vector<Cut::Roots> joint) : joint_(std::move(joint)) {
+  CallBackward(std::vector<Cut::Roots> joint, std::vector<size_t> steps)
+      : joint_(std::move(joint)), steps_(std::move(steps)) {
     // The graph that `open` puts behind the node may be deep. PyTorch does not search it for nodes with greater numbers.
     if (has_several_results()) topological_nr_ = uint64_t{1} << 32;
   }
 
   std::string name() const override { return "TandemFunctionBackward"; }
+  const std::vector<size_t>& steps() const override { return steps_; }
   // Frees what the latest pass has used.
   void release_variables() override { freed_ |= latest_; }
 
@@ -192,7 +194,7 @@ class CallBackward : public Node {
       if (auto impl = results_[i].lock())
         torch::autograd::impl::set_gradient_edge(at::Tensor(std::move(impl)), roots[i]);
     next_edges() = std::move(roots);
-    is_open_ = true, latest_ = 0;
+    is_open_ = true, latest_ = 0, steps_.clear();
   }
 
  protected:
@@ -213,10 +215,11 @@ class CallBackward : public Node {
     return true;
   }
 
-  // Whether the latest pass reaches nodes of passes that have freed their graph.
-  bool needs_freed() const {
+  // Whether the latest pass, or one from these results, reaches nodes of passes that have freed their graph.
+  bool needs_freed() const { return needs_freed(latest_); }
+  bool needs_freed(Cut::Roots roots) const {
     for (size_t i = 0; i < joint_.size(); i++)
-      if ((latest_ & Cut::only(i)) && (joint_[i] & freed_)) return true;
+      if ((roots & Cut::only(i)) && (joint_[i] & freed_)) return true;
     return false;
   }
 
@@ -230,6 +233,7 @@ class CallBackward : public Node {
 
   // For each result, the results with which it shares nodes.
   std::vector<Cut::Roots> joint_;
+  std::vector<size_t> steps_;
   // The results, if there are several.
   std::vector<WeakTensor> results_;
 };
@@ -282,7 +286,10 @@ bool make_dense(variable_list& grads) {
 class RecordedBackward final : public CallBackward {
  public:
   RecordedBackward(int64_t call, Cut&& graph, Surroundings&& around)
-      : CallBackward(joint_roots(graph)), call_(call), graph_(std::move(graph)), around_(std::move(around)) {
+      : CallBackward(joint_roots(graph), graph.steps),
+        call_(call),
+        graph_(std::move(graph)),
+        around_(std::move(around)) {
     set_next_edges(edge_list(graph_.targets));
   }
 
@@ -300,8 +307,7 @@ class RecordedBackward final : public CallBackward {
       return tandem::run(graph_, grads);
     }
     auto found = record(grads);
-    // A later pass may bring the gradient as a dense tensor where this one is expanded, as the gradient of a sum is.
-    if (auto dense = grads; make_dense(dense)) record(dense);
+    record_others(grads);
     separate(found, next_edges());
     return found;
   }
@@ -317,6 +323,24 @@ class RecordedBackward final : public CallBackward {
   }
 
  private:
+  // Number of results up to which passes from some of them are recorded beside the program's passes.
+  static constexpr size_t kFewResults = 3;
+
+  // Records passes that the program may make of a later call: from other results, or with a dense gradient where this
+  // one is expanded, as the gradient of a sum is.
+  void record_others(const variable_list& grads) {
+    if (auto dense = grads; make_dense(dense)) record(dense);
+    if (grads.size() > kFewResults) return;
+    for (Cut::Roots roots = 1; roots < Cut::only(grads.size()); roots++) {
+      if (roots == latest_ || needs_freed(roots)) continue;
+      variable_list some(grads.size());
+      for (size_t i = 0; i < grads.size(); i++)
+        if (roots & Cut::only(i)) some[i] = grads[i].defined() ? grads[i] : input_metadata(i).zeros_like();
+      record(some);
+      if (make_dense(some)) record(some);
+    }
+  }
+
   // Runs the graph, and records the pass if that is possible now.
   variable_list record(const variable_list& grads) {
     auto arguments = grads;
@@ -353,7 +377,8 @@ const char* const kModified =
 
 class ReplayedBackward final : public CallBackward {
  public:
-  explicit ReplayedBackward(Left&& left) : CallBackward(left.call->joint_roots), left_(std::move(left)) {
+  explicit ReplayedBackward(Left&& left)
+      : CallBackward(left.call->joint_roots, left.call->steps), left_(std::move(left)) {
     for (const auto& target : left_.call->targets) {
       const auto& t = (target.is_argument ? left_.arguments : left_.watched)[target.index];
       add_next_edge(torch::autograd::impl::gradient_edge(t));
@@ -706,7 +731,10 @@ Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
   // Sorts the edges in the order in which their nodes run.
   std::stable_sort(exits.begin(), exits.end(),
                    [](const Exit& a, const Exit& b) { return a.node->sequence_nr() > b.node->sequence_nr(); });
+  const Node* last = nullptr;
   for (const auto& exit : exits) {
+    if (std::exchange(last, &*exit.node) != &*exit.node) graph.steps.push_back(0);
+    graph.steps.back()++;
     auto& edge = exit.node->next_edges()[exit.edge];
     graph.targets.push_back(edge);
     graph.gates.push_back(make_node<Gate>(exit.node->sequence_nr(), edge));

@@ -42,6 +42,8 @@ struct Cut {
   std::vector<NodePointer> gates;
   // The edges that leave the graph, one for each gate.
   torch::autograd::edge_list targets;
+  // The number of edges that leave from each node, in the order in which the nodes run.
+  std::vector<size_t> steps;
   // The reason why the graph cannot be cut out; empty if it was.
   std::string refusal;
 };

@@ -271,6 +271,8 @@ struct Recorded {
   // The outputs of the backward pass, in order. Several outputs may be gradients of one tensor. Empty if no result
   // requires grad.
   std::vector<Target> targets;
+  // The number of outputs of each of autograd's nodes.
+  std::vector<size_t> steps;
   // For each result that requires grad, the results with which it shares nodes of autograd.
   std::vector<uint64_t> joint_roots;
   // Whether the call depends on which tensors have gradients.

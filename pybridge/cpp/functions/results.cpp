@@ -208,6 +208,7 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
   }
   if (!call_.refusal.empty()) return std::nullopt;
   call_.joint_roots = joint_roots(graph);
+  call_.steps = graph.steps;
   return graph;
 }
 

@@ -23,10 +23,13 @@ def interrupted(call: Callable, lines: int) -> bool:
         return trace
 
     sys.settrace(trace)
+    # Calls that a debugger traces are not recorded.
+    gettrace, sys.gettrace = sys.gettrace, lambda: None
     try:
         call()
     except KeyboardInterrupt:
         pass
     finally:
         sys.settrace(None)
+        sys.gettrace = gettrace
     return left <= 0
