@@ -47,14 +47,17 @@ test-python: build ## the package; ARGS="-k name" goes to pytest
 	@$(env) export TANDEM_KERNELS=aten; step "Python tests" $(pytest_twice) tests/python $(ARGS)
 	@$(env) export TANDEM_KERNELS=own; step "Python tests, own kernels" $(pytest_twice) $(own_kernels:%=tests/python/%.py) $(ARGS)
 
-# As the adapter is, as the weakest one that WebGPU allows, and without one feature at a time: of a sample, what uses it.
+# As the adapter is; as the weakest one that WebGPU allows, a third of the cases; and without one feature at a time: of a
+# sample, what uses it. Each of the two processes has one of the software adapter's threads.
 gpu_profiles := all int64,f64,f16,int16,immediates,limits,spirv int64 f64 f16
 gpu_sample := executor or conformance or pointwise or reduce or index
 
 test-gpu: build examples ## the wgpu executor on any adapter, the software one included; ARGS="-k name"
 	@$(env) for without in $(gpu_profiles); do \
-	    case $$without in all|*,*) only=() ;; *) only=(-k "$(gpu_sample)" --using $$without) ;; esac; \
-	    export TANDEM_GPU_WITHOUT=$${without/all/}; \
+	    case $$without in \
+	        all) only=() ;; *,*) only=(--every 3) ;; *) only=(-k "$(gpu_sample)" --using $$without) ;; \
+	    esac; \
+	    export TANDEM_GPU_WITHOUT=$${without/all/} LP_NUM_THREADS=1; \
 	    step "tests of the wgpu executor without $${without/all/nothing}" \
 	        pytest tests/gpu -q -n 2 --dist worksteal "$${only[@]}" $(ARGS); \
 	done

@@ -1,4 +1,4 @@
-"""The end of `make test`: the time of each part, and the tests that did not run.
+"""The end of `make test`: the time of each part, the slowest files, and the tests that did not run.
 
 A skipped test is a hole, unless another part runs it with other kernels, or on a GPU with other features.
 Each part writes its outcomes to the folder `TANDEM_OUTCOMES`. `python -m tests.outcomes` prints the tests
@@ -26,6 +26,9 @@ if os.geteuid() or not shutil.which("apt-get"):
     for reason in ("there is no graphics adapter", "no Chromium is installed"):
         REASONS[reason] = "it could not be installed"
 
+SLOWEST = 12
+"""Number of files whose times are printed."""
+
 
 class Outcomes:
     """A plug-in of pytest that records the outcomes of tests."""
@@ -33,10 +36,12 @@ class Outcomes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ran: set[str] = set()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.skipped: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report) -> None:
         test = report.nodeid
+        self.seconds[test.partition("::")[0]] += report.duration
         if report.skipped:
             self.skipped[test] = report.longrepr[2].removeprefix("Skipped: ")
         elif report.when == "call":
@@ -48,7 +53,7 @@ class Outcomes:
 
     def pytest_sessionfinish(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"ran": sorted(self.ran), "skipped": self.skipped})
+        text = json.dumps({"ran": sorted(self.ran), "skipped": self.skipped, "seconds": self.seconds})
         (self.folder / f"{os.getpid()}.json").write_text(text)
 
 
@@ -62,6 +67,12 @@ def main(folder: Path) -> int:
     print((folder / "times").read_text(), end="")
     parts = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     ran = {test for part in parts for test in part["ran"]}
+    seconds: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for file, spent in part["seconds"].items():
+            seconds[file] += spent
+    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
+    print("Slowest files: " + ", ".join(f"{file} {seconds[file]:.0f} s" for file in slowest))
     by_reason = defaultdict(set)
     for part in parts:
         for test, reason in part["skipped"].items():

@@ -6,9 +6,11 @@ features; a set that disables one feature runs only with the tests that use it.
 """
 
 import inspect
+import itertools
 import os
 import re
 import warnings
+from collections import defaultdict
 
 os.environ.setdefault("TANDEM_DEVICE", "gpu")
 os.environ["TANDEM_ALLOW_SOFTWARE"] = "1"
@@ -39,13 +41,20 @@ def words(item) -> str:
 
 def pytest_addoption(parser):
     parser.addoption("--using", choices=USES, help="only tests that use this feature")
+    parser.addoption("--every", type=int, default=1, help="of each test's cases, only the first of so many")
+
+
+def keep(config, items, kept):
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 def pytest_collection_modifyitems(config, items):
     if feature := config.getoption("--using"):
-        used = [item for item in items if re.search(USES[feature], words(item))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in used])
-        items[:] = used
+        keep(config, items, [item for item in items if re.search(USES[feature], words(item))])
+    numbers = defaultdict(itertools.count)
+    every = config.getoption("--every")
+    keep(config, items, [item for item in items if next(numbers[item.function]) % every == 0])
     if not torch_tandem.list_devices():
         for item in items:
             item.add_marker(pytest.mark.skip(reason="there is no graphics adapter"))

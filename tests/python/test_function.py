@@ -332,11 +332,11 @@ def test_autocast_and_grad_mode():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", range(3))
 def test_an_interrupt_anywhere_in_a_recorded_call(number):
-    """The call with this number is interrupted at each line of Tandem's code."""
-    x, line, is_interrupted = torch.ones(3, device="tandem"), 0, True
+    """The call with this number is interrupted at each third line of Tandem's code."""
+    x, line, is_interrupted = torch.ones(3, device="tandem"), number - 2, True
     weight = torch.ones(3, device="tandem", requires_grad=True)
     while is_interrupted:
-        line += 1
+        line += 3
         step = torch_tandem.function(lambda x: (x * weight).tanh())
         for _ in range(number):
             step(x)
