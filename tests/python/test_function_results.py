@@ -196,3 +196,44 @@ def test_a_pass_without_operators_is_replayed():
         p.grad.mul_(2)
         assert p.grad.tolist() == [2.0 * (i + 1)] * 3 and q.grad.tolist() == [i + 1.0] * 3
     assert function.cache_info().hits > 0, function.reason()
+
+
+PARTS = {
+    "chunk": lambda h: h.chunk(2, 1),
+    "unbind": lambda h: h[:, 1:3].unbind(-1),
+    "rows": lambda h: (h[:2], h[2:]),
+    "detached": lambda h: (h, h.detach()),
+    "every second column": lambda h: (h[..., ::2], h[..., 1::2]),
+}
+
+
+@pytest.mark.parametrize("of", PARTS.values(), ids=PARTS)
+def test_parts_of_a_result(of):
+    """A call returns parts of one tensor that require grad, such as a mean and a logarithm of a variance."""
+
+    def run(device, wrap):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(6, 4).to(device)
+        function, found = wrap(lambda x: of(layer(x))), []
+        for i in range(14):
+            layer.zero_grad()
+            results = function(data(4, 6, seed=i).to(device))
+            used = results if i % 5 else results[:1]
+            sum((k + 1) * r.exp().sum() for k, r in enumerate(used)).backward()
+            found.append([*(r.detach().cpu().clone() for r in results), layer.weight.grad.cpu().clone()])
+        return found, function
+
+    eager, _ = run("cpu", lambda f: f)
+    ours, function = run("tandem", torch_tandem.function)
+    for a, b in zip(eager, ours, strict=True):
+        assert all(map(torch.equal, a, b))
+    assert function.cache_info().hits > 0, function.reason()
+
+
+def test_overlapping_results_that_require_grad_are_not_replayed():
+    layer = torch.nn.Linear(6, 4).to("tandem")
+    function = torch_tandem.function(lambda x: (h := layer(x), h[:1]))
+    for i in range(8):
+        whole, part = function(data(4, 6, seed=i).to("tandem"))
+        (whole.sum() + part.sum()).backward()
+    assert "same memory" in function.reason()

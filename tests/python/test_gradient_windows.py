@@ -67,6 +67,27 @@ def test_any_windows_have_the_bits_of_whole_gradients(seed):
             assert same_bits(a, b.cpu()), (case, a, b)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda y, zeros: (zeros[1:3].copy_(y) * torch.tensor(-0.0, device=y.device)).sum() + y[:1].sum(),
+        lambda y, zeros: zeros[1:3].copy_(y)[1] * 3 + y[:1].sum(),
+        lambda y, zeros: y[1 :: 2**63 - 1].sum() + y[:1].sum() * 3,
+        lambda y, zeros: y[0] * -0.0 + y[1] * -0.0,
+    ],
+)
+def test_values_and_versions_of_gradients(program):
+    """A copy's source has negative zeros of its own, steps may be large, and added zeros are no write."""
+    seen = []
+    for device in ("cpu", "tandem"):
+        x = torch.ones(2, device=device, requires_grad=True)
+        program(x * 1, torch.zeros(4, device=device)).backward()
+        y = torch.ones(2, device=device, requires_grad=True)
+        (y[0] * 2 + y[1]).backward()
+        seen.append((x.grad.cpu(), y.grad._version))
+    assert same_bits(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
+
+
 def _copied(device: str, seed: int) -> list[torch.Tensor]:
     """The gradients of what is written to windows of a tensor, some of which are read again."""
     draw = random.Random(seed)

@@ -335,12 +335,12 @@ class Pass final : public Node {
     if (--next->missing == 0) ready_.push(next);
   }
 
-  // Hands on the gradients of some edges.
+  // Hands on the gradients of some edges. `zeros` are the negative zeros of the first one.
   void pass(const edge_list& edges, variable_list& grads, size_t from, size_t to, const NegativeZeros& zeros = {}) {
     for (size_t i = from; i < to; i++) {
       auto* next = graph_.at(edges[i]);
       if (!next) continue;
-      arrive(*next, edges[i].input_nr, std::move(grads[i]), zeros);
+      arrive(*next, edges[i].input_nr, std::move(grads[i]), i == 0 ? zeros : NegativeZeros());
       count(next);
     }
   }

@@ -43,7 +43,8 @@ std::optional<Window> sliced(const SliceBackward0& node) {
   if (!size || !start || !end || !step) return std::nullopt;
   const auto within = [&](int64_t at, int64_t least) { return std::clamp(at < 0 ? at + *size : at, least, *size); };
   const auto first = within(*start, 0);
-  return Window{dim, first, *step, (within(*end, first) - first + *step - 1) / *step, true};
+  const auto length = within(*end, first) - first;
+  return Window{dim, first, *step, length > 0 ? (length - 1) / *step + 1 : 0, true};
 }
 
 }  // namespace
@@ -56,7 +57,7 @@ std::optional<Window> Window::of(const torch::autograd::Node& node) {
 }
 
 at::Tensor Window::in(const at::Tensor& whole) const {
-  return keeps_dim ? whole.slice(dim, first, first + count * step, step) : whole.select(dim, first);
+  return keeps_dim ? whole.slice(dim, first, count > 0 ? last() + 1 : first, step) : whole.select(dim, first);
 }
 
 bool Window::equals(const Window& other) const {
@@ -64,8 +65,7 @@ bool Window::equals(const Window& other) const {
 }
 
 bool Window::is_apart_from(const Window& other) const {
-  const auto is_before = [](const Window& a, const Window& b) { return a.first + (a.count - 1) * a.step < b.first; };
-  return dim == other.dim && (is_before(*this, other) || is_before(other, *this));
+  return dim == other.dim && (count == 0 || other.count == 0 || last() < other.first || other.last() < first);
 }
 
 // A copy to a view leaves zeros in the gradient.
@@ -85,7 +85,8 @@ bool NegativeZeros::add_in(const at::Tensor& sum, const Window& window, const at
   if (place_ == Place::Anywhere || flushes_denormals()) return false;
   if (place_ == Place::InWindow && !window.equals(window_)) {
     if (!window.is_apart_from(window_)) return false;
-    window_.in(sum).add_(0.0);
+    // The program sees the version of the sum, if it becomes the gradient of a leaf.
+    window_.in(sum.variable_data()).add_(0.0);
     place_ = Place::Nowhere;
   }
   window.in(sum).add_(part);

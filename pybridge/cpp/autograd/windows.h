@@ -29,6 +29,8 @@ struct Window {
   // The window that a node's result is zero outside of; nothing if this is not known.
   static std::optional<Window> of(const torch::autograd::Node& node);
 
+  // The last index, if there is one.
+  int64_t last() const { return first + (count - 1) * step; }
   at::Tensor in(const at::Tensor& whole) const;
   // Whether the windows have the same elements.
   bool equals(const Window& other) const;
@@ -43,7 +45,7 @@ class NegativeZeros {
   NegativeZeros() = default;
   // In a window.
   explicit NegativeZeros(const Window& window) : place_(Place::InWindow), window_(window) {}
-  // In the result of a node, given those in its gradient.
+  // In the first result of a node, given those in its gradient.
   static NegativeZeros after(const torch::autograd::Node& node, const NegativeZeros& before);
 
   bool are_anywhere() const { return place_ == Place::Anywhere; }

@@ -238,14 +238,6 @@ class CallBackward : public StepwiseNode {
   std::vector<WeakTensor> results_;
 };
 
-// The first and the last byte of a dense tensor's elements, relative to its storage.
-std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
-  int64_t last = t.storage_offset();
-  for (int64_t d = 0; d < t.dim(); d++) last += (t.size(d) - 1) * t.stride(d);
-  const auto size = static_cast<int64_t>(t.itemsize());
-  return {t.storage_offset() * size, (last + 1) * size - 1};
-}
-
 // Gives leaves gradients of their own. Autograd keeps the gradient of a leaf without a copy if nothing else refers to the
 // tensor. While it runs node by node, the graph refers to gradients that later become views of others; here they have
 // all been computed.
@@ -258,10 +250,7 @@ void separate(variable_list& grads, const edge_list& targets) {
     for (size_t k = 0; k + 1 < all.size(); k++) {
       auto& grad = grads[all[k]];
       const auto overlaps = [&](size_t other) {
-        if (grads[other].is_same(grad)) return false;
-        const auto [first, last] = extent(grad);
-        const auto [begin, end] = extent(grads[other]);
-        return begin <= last && first <= end;
+        return !grads[other].is_same(grad) && may_overlap(grads[other], grad);
       };
       if (dynamic_cast<AccumulateGrad*>(&*targets[all[k]].function) &&
           std::any_of(all.begin() + k + 1, all.end(), overlaps))
@@ -384,6 +373,8 @@ class ReplayedBackward final : public CallBackward {
       add_next_edge(torch::autograd::impl::gradient_edge(t));
       can_replay_ &= accepts_shape_of(t, next_edge(num_outputs() - 1));
     }
+    // Nodes of later calls have greater sequence numbers than those of this call, if it is made again.
+    for (uint64_t i = 0; i < left_.call->nodes; i++) at::sequence_number::get_and_increment();
     for (const auto& t : left_.arguments) arguments_.push_back({identity(t), t.defined() ? version_of(t) : 0});
     for (const auto& t : left_.watched) watched_.push_back(Version::of(t));
     for (const auto& fed : left_.call->fed) fed_.push_back(Version::of(fed.version));
@@ -639,7 +630,14 @@ Cut ReplayedBackward::graph_again() {
       TORCH_CHECK(all[i].requires_grad(), "a result of the function no longer requires grad");
       results.push_back(all[i]);
     }
-    return cut_out(results, left_.arguments, first);
+    auto made = cut_out(results, left_.arguments, first);
+    // The nodes run as if they had been made by the replayed call.
+    const auto renumber = [&](const NodePointer& node) {
+      node->set_sequence_nr(sequence_nr() + 1 + node->sequence_nr() - first);
+    };
+    std::for_each(made.nodes.begin(), made.nodes.end(), renumber);
+    std::for_each(made.gates.begin(), made.gates.end(), renumber);
+    return made;
   }();
   const auto same = [](const Edge& a, const Edge& b) { return a.function == b.function && a.input_nr == b.input_nr; };
   TORCH_CHECK(graph.refusal.empty() && std::equal(graph.targets.begin(), graph.targets.end(), next_edges().begin(),

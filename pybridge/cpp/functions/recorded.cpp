@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "calls/encode.h"
 #include "device/device_type.h"
@@ -59,6 +60,42 @@ void* identity(const at::Tensor& t) {
 uint32_t version_of(const at::Tensor& t) {
   const auto& version = t.unsafeGetTensorImpl()->version_counter();
   return version.enabled() ? version.current_version() : 0;
+}
+
+namespace {
+
+// The first byte of a tensor's elements, and the byte after the last one, relative to the storage.
+std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
+  if (t.numel() == 0) return {0, 0};
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); d++) last += (t.size(d) - 1) * t.stride(d);
+  const auto size = static_cast<int64_t>(t.itemsize());
+  return {t.storage_offset() * size, (last + 1) * size};
+}
+
+}  // namespace
+
+bool may_overlap(const at::Tensor& one, const at::Tensor& two) {
+  const auto [first, end] = extent(one);
+  const auto [other_first, other_end] = extent(two);
+  if (first >= other_end || other_first >= end) return false;
+  // Parts of one tensor, as `chunk` and `unbind` return them, are at different places of rows of `row` elements.
+  if (one.strides() != two.strides() || one.itemsize() != two.itemsize()) return true;
+  for (int64_t d = 1; d <= one.dim(); d++) {
+    const auto row = one.stride(d - 1);
+    const auto outer = one.strides().slice(0, d);
+    if (row <= 0 || std::any_of(outer.begin(), outer.end(), [&](int64_t stride) { return stride % row != 0; }))
+      continue;
+    const auto place = [&](const at::Tensor& t) {
+      int64_t last = t.storage_offset() % row;
+      for (int64_t k = d; k < t.dim(); k++) last += (t.size(k) - 1) * t.stride(k);
+      return std::pair(t.storage_offset() % row, last);
+    };
+    const auto [begin, last] = place(one);
+    const auto [other_begin, other_last] = place(two);
+    if (last < row && other_last < row && (last < other_begin || other_last < begin)) return false;
+  }
+  return true;
 }
 
 std::vector<at::Tensor> undefined_for_none(const c10::List<std::optional<at::Tensor>>& list) {

@@ -273,6 +273,8 @@ struct Recorded {
   std::vector<Target> targets;
   // The number of outputs of each of autograd's nodes.
   std::vector<size_t> steps;
+  // The number of nodes of autograd that the call has made.
+  uint64_t nodes = 0;
   // For each result that requires grad, the results with which it shares nodes of autograd.
   std::vector<uint64_t> joint_roots;
   // Whether the call depends on which tensors have gradients.
@@ -300,5 +302,7 @@ uint32_t version_of(const at::Tensor& t);
 // The pointer that identifies a tensor's storage in a call: the context of a tandem storage, or the address of a host
 // storage.
 void* identity(const at::Tensor& t);
+// Whether two tensors on one storage may have elements in common.
+bool may_overlap(const at::Tensor& one, const at::Tensor& two);
 
 }  // namespace tandem

@@ -163,10 +163,8 @@ void Recorder::find_bases(at::TensorList results, const TtRecorded& in_rust) {
 
 std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backward) {
   std::vector<at::Tensor> attached;
-  std::vector<size_t> storages;
   for (size_t i = 0; i < results.size(); i++) {
     const auto& result = call_.results[i];
-    if (result.kind == Result::kKept) storages.push_back(result.index);
     if (result.requires_grad && !result.is_consumed) attached.push_back(results[i]);
   }
   if (attached.empty() || !call_.refusal.empty()) return std::nullopt;
@@ -178,11 +176,13 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
     refuse("it runs a backward pass, and returns another result that requires grad");
     return std::nullopt;
   }
-  std::sort(storages.begin(), storages.end());
-  if (std::adjacent_find(storages.begin(), storages.end()) != storages.end()) {
-    refuse("it returns several tensors on the same memory, of which one requires grad. Return copies (clone())");
-    return std::nullopt;
-  }
+  // A write to one of these tensors would be an operator in the graph of the other.
+  for (size_t i = 0; i < attached.size(); i++)
+    for (size_t j = 0; j < i; j++)
+      if (identity(attached[i]) == identity(attached[j]) && may_overlap(attached[i], attached[j])) {
+        refuse("it returns several tensors on the same memory that require grad. Return copies (clone())");
+        return std::nullopt;
+      }
   auto graph = cut_out(attached, arguments_, first_node_);
   if (!graph.refusal.empty()) {
     refuse(graph.refusal);
@@ -209,6 +209,7 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
   if (!call_.refusal.empty()) return std::nullopt;
   call_.joint_roots = joint_roots(graph);
   call_.steps = graph.steps;
+  call_.nodes = at::sequence_number::peek() - first_node_;
   return graph;
 }
 
