@@ -81,8 +81,33 @@ def _several_hooks(results, losses):
     return [grad.clone() for grad in seen]
 
 
+def _changed_in_place(results, losses):
+    results[2].mul_(2)
+    results[0].register_hook(lambda grad: grad * 3)
+    sum(losses()).backward()
+    return []
+
+
+def _hook_while_a_pass_runs(results, losses):
+    loss = sum(losses())
+    loss.register_hook(lambda grad: results[1].retain_grad())
+    loss.backward()
+    return []
+
+
 WAYS = {
-    f.__name__: f for f in (_retain, _hook, _hook_after_use, _grad, _grad_after_use, _edge, _several_hooks)
+    f.__name__: f
+    for f in (
+        _retain,
+        _hook,
+        _hook_after_use,
+        _grad,
+        _grad_after_use,
+        _edge,
+        _several_hooks,
+        _changed_in_place,
+        _hook_while_a_pass_runs,
+    )
 }
 
 
@@ -302,3 +327,51 @@ def test_hooks_of_leaves_run_in_autograds_order():
         assert a[0] == b[0]
         _compare([a[1]], [b[1]])
     assert function.cache_info().hits > 0, function.reason()
+
+
+@pytest.mark.parametrize("change", ["result", "argument"])
+def test_passes_that_are_recorded_beside_the_programs_raise_nothing(change):
+    """The second result's pass would fail, since what it has saved is changed, but the program runs none."""
+
+    def body(x):
+        return x @ w, torch.sigmoid(x @ w) if change == "result" else x * w
+
+    w = torch.full((3, 3), 0.5, device="tandem", requires_grad=True)
+    function = torch_tandem.function(body)
+    for i in range(CALLS):
+        x = torch.full((3, 3), 0.1 * i, device="tandem")
+        w.grad = None
+        one, other = function(x)
+        with torch.no_grad():
+            (other if change == "result" else x).add_(0)
+        if change == "result":
+            one.sum().backward()
+            assert w.grad is not None
+
+
+def test_hooks_take_keywords_and_modes_see_only_the_programs_calls():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    y = torch.ones(3, device="tandem", requires_grad=True) * 2
+    with Mode():
+        y.register_hook(lambda grad: None)
+    assert "open_calls" not in " ".join(seen)
+    assert torch.autograd.graph.get_gradient_edge(tensor=y).node is y.grad_fn
+    torch.autograd.graph.register_multi_grad_hook(tensors=[y], fn=lambda grads: None).remove()
+
+
+def test_an_edge_to_a_functions_node_is_an_error():
+    function = torch_tandem.function(lambda x: (h := x.tanh(), h * 2))
+    for _ in range(CALLS):
+        x = torch.ones(3, device="tandem", requires_grad=True)
+        a, b = function(x)
+        if function.cache_info().hits:
+            break
+        (a + b).sum().backward()
+    with pytest.raises(RuntimeError, match="get_gradient_edge"):
+        torch.autograd.grad((a + b).sum(), torch.autograd.graph.GradientEdge(a.grad_fn, a.output_nr))

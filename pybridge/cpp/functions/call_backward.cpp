@@ -6,7 +6,9 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
@@ -189,10 +191,17 @@ class CallBackward : public StepwiseNode {
   // add to it, and are not called for a result that has none.
   void open() {
     if (!has_several_results() || is_open_ || freed_ != 0) return;
+    // A pass that is to run the node knows its edges.
+    const auto* running = torch::autograd::get_current_graph_task_nodes_in_graph();
+    if (running && running->count(this)) return;
     auto roots = lead_on();
-    for (size_t i = 0; i < roots.size(); i++)
-      if (auto impl = results_[i].lock())
-        torch::autograd::impl::set_gradient_edge(at::Tensor(std::move(impl)), roots[i]);
+    for (size_t i = 0; i < roots.size(); i++) {
+      auto impl = results_[i].lock();
+      if (!impl) continue;
+      // A result that was changed in place leads to the node through other nodes.
+      const at::Tensor t(std::move(impl));
+      if (t.grad_fn().get() == this && t.output_nr() == i) torch::autograd::impl::set_gradient_edge(t, roots[i]);
+    }
     next_edges() = std::move(roots);
     is_open_ = true, latest_ = 0, steps_.clear();
   }
@@ -318,15 +327,23 @@ class RecordedBackward final : public CallBackward {
   // Records passes that the program may make of a later call: from other results, or with a dense gradient where this
   // one is expanded, as the gradient of a sum is.
   void record_others(const variable_list& grads) {
-    if (auto dense = grads; make_dense(dense)) record(dense);
+    // The program has not asked for these passes, so it does not see their errors.
+    if (torch::autograd::AnomalyMode::is_enabled()) return;
+    const auto try_to_record = [&](const variable_list& others) {
+      try {
+        record(others);
+      } catch (const std::exception&) {
+      }
+    };
+    if (auto dense = grads; make_dense(dense)) try_to_record(dense);
     if (grads.size() > kFewResults) return;
     for (Cut::Roots roots = 1; roots < Cut::only(grads.size()); roots++) {
       if (roots == latest_ || needs_freed(roots)) continue;
       variable_list some(grads.size());
       for (size_t i = 0; i < grads.size(); i++)
         if (roots & Cut::only(i)) some[i] = grads[i].defined() ? grads[i] : input_metadata(i).zeros_like();
-      record(some);
-      if (make_dense(some)) record(some);
+      try_to_record(some);
+      if (make_dense(some)) try_to_record(some);
     }
   }
 

@@ -12,24 +12,35 @@ import torch
 
 from torch_tandem._device import backward
 
-_open_calls = torch.ops.torch_tandem.open_calls.default
+# The name of the node of a call whose results require grad.
+_NODE = "TandemFunctionBackward"
+_open_calls = torch.ops.torch_tandem.open_calls.default._op
 
 
-def _open(tensors: Sequence) -> None:
-    _open_calls([t for t in tensors if isinstance(t, torch.Tensor)])
+def _open(of: Sequence) -> None:
+    """Open the calls that tensors are results of. The program may also give edges instead of tensors."""
+    # Overrides of PyTorch's functions see only what the program calls.
+    with torch._C.DisableTorchFunction():
+        _open_calls([t for t in of if isinstance(t, torch.Tensor)])
+    edges = [edge for edge in of if isinstance(edge, torch.autograd.graph.GradientEdge)]
+    if any(edge.node.name() == _NODE and len(edge.node._input_metadata) > 1 for edge in edges):
+        raise RuntimeError(
+            "torch_tandem.function: the gradient of one of several results is asked for by the function's "
+            "node. Use the tensor, or torch.autograd.graph.get_gradient_edge(tensor)"
+        )
 
 
 def _opening(method: Callable) -> Callable:
     """Return the method or function, whose first argument is a tensor or several of them."""
 
     @functools.wraps(method)
-    def opened(of, *args, **kwargs):
+    def opened(*args, **kwargs):
+        of = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(of, torch.Tensor):
-            if not of.is_leaf:
-                _open_calls([of])
+            _open([of])
         elif isinstance(of, Sequence):
             _open(of)
-        return method(of, *args, **kwargs)
+        return method(*args, **kwargs)
 
     return opened
 
