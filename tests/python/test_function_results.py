@@ -237,3 +237,27 @@ def test_overlapping_results_that_require_grad_are_not_replayed():
         whole, part = function(data(4, 6, seed=i).to("tandem"))
         (whole.sum() + part.sum()).backward()
     assert "same memory" in function.reason()
+
+
+@pytest.mark.parametrize("times", [None, 2])
+@pytest.mark.parametrize("window", [(2, 2), (5, 3)])
+@pytest.mark.parametrize("offset", [None, 6])
+def test_windows_of_arguments_at_other_offsets(times, window, offset):
+    """`as_strided` takes an offset in the storage, and may reach beyond the argument."""
+
+    def body(x):
+        view = x.as_strided(window, (3, 1), offset)
+        return view if times is None else view * times
+
+    def run(device, wrap):
+        function, found = wrap(body), []
+        for i in range(20):
+            whole = torch.arange(30.0, device=device).view(10, 3)
+            begin = [2, 3, 6][i // 7]
+            try:
+                found.append(function(whole[begin : begin + 4]).cpu().tolist())
+            except RuntimeError:
+                found.append("out of bounds")
+        return found
+
+    assert run("cpu", lambda f: f) == run("tandem", torch_tandem.function)

@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "boundary/shim.h"
+#include "calls/function.h"
 #include "device/allocator.h"
 #include "device/device_type.h"
 #include "device/guard.h"
@@ -40,6 +41,7 @@ at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) {
 
 at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
                       std::optional<int64_t> offset) {
+  if (C10_UNLIKELY(is_recording) && offset) note_offset(self);
   auto r = window_of(self, self.sizes(), self.strides(), self.storage_offset());
   at::native::setStrided(r, size, stride, offset.value_or(self.storage_offset()));
   return r;

@@ -21,6 +21,8 @@ void note_inputs(uint32_t op, const Encoder& encoder);
 void note_read(const at::Tensor& from, const at::Scalar& value);
 // Notes that the call cannot be replayed, with the reason.
 void note_refusal(const char* why);
+// Notes that the program's thread makes a view of a tensor at an offset in the storage.
+void note_offset(const at::Tensor& of);
 // Notes a root of a backward pass that frees its graph.
 void note_consumed(const torch::autograd::Edge& root);
 

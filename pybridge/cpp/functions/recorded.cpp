@@ -241,7 +241,9 @@ bool Argument::equals(const Argument& other, bool reads_gradients) const {
   return defined == other.defined && window == other.window && requires_grad == other.requires_grad &&
          is_leaf == other.is_leaf && is_inference == other.is_inference &&
          (!reads_gradients || gradient.defined == other.gradient.defined) && hooks == other.hooks &&
-         grad_dtype == other.grad_dtype && first == other.first && distance == other.distance && same == other.same;
+         grad_dtype == other.grad_dtype && has_fixed_offset == other.has_fixed_offset &&
+         (!has_fixed_offset || offset == other.offset) && first == other.first && distance == other.distance &&
+         same == other.same;
 }
 
 bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradients) const {
@@ -252,6 +254,7 @@ bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradi
   if (same && (t.requires_grad() != requires_grad || hooks_of(t) != hooks || grad_dtype_of(t) != grad_dtype ||
                t.is_leaf() != is_leaf || (is_leaf && reads_gradients && t.grad().defined() != gradient.defined)))
     return false;
+  if (has_fixed_offset && t.storage_offset() != offset) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
   // The first argument on the storage, and the first that is the same tensor, must be the recorded ones.
   return (first == 0 || first_on(t, all) == first) && (!same || first_same(t, all, first) == *same);

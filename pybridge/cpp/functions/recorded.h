@@ -124,6 +124,8 @@ struct Argument {
   Gradient gradient;
   size_t hooks;
   GradientType grad_dtype;
+  // Whether the call depends on the offset.
+  bool has_fixed_offset = false;
   // The first argument on the same storage, and the distance from its offset in elements.
   size_t first;
   int64_t distance;

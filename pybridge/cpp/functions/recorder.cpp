@@ -84,6 +84,12 @@ void Recorder::note(const Encoder& encoder) {
   }
 }
 
+void Recorder::use_offset(const at::Tensor& of) {
+  const auto first = arguments_on_.find(identity(of));
+  if (first == arguments_on_.end()) return;
+  for (const size_t i : first->second) call_.arguments[i].has_fixed_offset = true;
+}
+
 void Recorder::read(const at::Tensor& from, const at::Scalar& value) {
   use(from);
   const auto scalar = record_of(value);
@@ -415,6 +421,10 @@ void note_read(const at::Tensor& from, const at::Scalar& value) {
 
 void note_refusal(const char* why) {
   if (recorder && tt_is_program()) recorder->refuse(why);
+}
+
+void note_offset(const at::Tensor& of) {
+  if (recorder && tt_is_program()) recorder->use_offset(of);
 }
 
 void note_consumed(const torch::autograd::Edge& root) {

@@ -62,6 +62,8 @@ class Recorder {
   Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved);
 
   void note(const Encoder& encoder);
+  // Notes a view at an offset in the storage.
+  void use_offset(const at::Tensor& of);
   void read(const at::Tensor& from, const at::Scalar& value);
   void consume(const torch::autograd::Edge& root);
   // Ends the recording. Returns its number. With `attaches`, results that require grad may be replaced by tensors that

@@ -88,6 +88,8 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
     if (!result && is_tandem(t) && is_made_view(t))
       refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");
     if (!result && is_tandem(t)) result = place_beside(t);
+    if (result && result->kind == Result::kOnArgument && !is_within_argument(t))
+      refuse("it uses memory of an argument beyond the argument's elements. Pass the whole tensor");
     if (!result && is_tandem(t)) {
       // The call returns a tensor of the program that no operator has used.
       watch(t);
