@@ -74,7 +74,9 @@ pub fn refusal(id: u64) -> Option<(String, bool)> {
         Reason::Unrecorded => format!(
             "{at} could not be recorded: it has failed, its tensors overlap, or Tandem does not record now"
         ),
-        Reason::Dynamic => format!("the shape that {at} returns, or an error that it raises, depends on data"),
+        Reason::Dynamic => {
+            format!("the shape that {at} returns, or an error that it raises, depends on data")
+        }
         Reason::Storage => format!("a tensor or its storage is resized or made anew: {at}"),
         Reason::Random => format!(
             "random numbers are drawn on the host, or a generator's state is read or set, {at}. Draw them on the device"
