@@ -334,7 +334,7 @@ def test_passes_that_are_recorded_beside_the_programs_raise_nothing(change):
     """The second result's pass would fail, since what it has saved is changed, but the program runs none."""
 
     def body(x):
-        return x @ w, torch.sigmoid(x @ w) if change == "result" else x * w
+        return (w * w, x @ w) if change == "argument" else (x @ w, torch.sigmoid(x @ w))
 
     w = torch.full((3, 3), 0.5, device="tandem", requires_grad=True)
     function = torch_tandem.function(body)
@@ -343,10 +343,9 @@ def test_passes_that_are_recorded_beside_the_programs_raise_nothing(change):
         w.grad = None
         one, other = function(x)
         with torch.no_grad():
-            (other if change == "result" else x).add_(0)
-        if change == "result":
-            one.sum().backward()
-            assert w.grad is not None
+            (x if change == "argument" else other).add_(1)
+        one.sum().backward()
+        assert w.grad is not None
 
 
 def test_hooks_take_keywords_and_modes_see_only_the_programs_calls():

@@ -95,7 +95,9 @@ def _copied(device: str, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     values = VALUES[torch.randint(len(VALUES), (rows, columns), generator=generator)].to(device)
     first = torch.ones(rows, columns, device=device, requires_grad=True)
-    given = [data(columns, seed=t).to(device).requires_grad_() for t in range(rows)]
+    leaves = [data(columns, seed=t).to(device).requires_grad_() for t in range(rows)]
+    given = [leaf * 1.0 for leaf in leaves]
+    parts = [t[index] for t in given for index in draw.choices([slice(0, 1), slice(-1, None), -1], k=2)]
     out = first * 1.0
     for t in draw.sample(range(rows), rows):
         match draw.randrange(4):
@@ -108,8 +110,9 @@ def _copied(device: str, seed: int) -> list[torch.Tensor]:
             case _:
                 out[:, 0][t].copy_(given[t][0] * out[t - 1, -1].clone())
     uses = [out, out[0]] if draw.random() < 0.5 else [out]
-    torch.autograd.backward(uses, [values, values[0]][: len(uses)])
-    return [first.grad, *(t.grad for t in given)]
+    zeros = [torch.full_like(part, -0.0) for part in parts]
+    torch.autograd.backward([*uses, *parts], [*[values, values[0]][: len(uses)], *zeros])
+    return [first.grad, *(t.grad for t in leaves)]
 
 
 @pytest.mark.parametrize("seed", range(8))

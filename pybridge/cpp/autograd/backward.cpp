@@ -349,7 +349,7 @@ class Pass final : public Node {
   // whose gradients are complete come first, as they would after each of these nodes.
   void pass_outputs(Node& node, variable_list& grads, const NegativeZeros& zeros = {}) {
     const auto& edges = node.next_edges();
-    const auto* several = dynamic_cast<const StepwiseNode*>(&node);
+    const auto* several = grads.size() > 1 ? dynamic_cast<const StepwiseNode*>(&node) : nullptr;
     if (!several) return pass(edges, grads, 0, grads.size(), zeros);
     size_t from = 0;
     for (const size_t step : std::vector<size_t>(several->steps())) {

@@ -171,7 +171,8 @@ class CallBackward : public StepwiseNode {
  public:
   CallBackward(std::vector<Cut::Roots> joint, std::vector<size_t> steps)
       : joint_(std::move(joint)), steps_(std::move(steps)) {
-    // The graph that `open` puts behind the node may be deep. PyTorch does not search it for nodes with greater numbers.
+    // A pass that asks for gradients skips nodes whose topological number is not above that of a requested node. `open`
+    // puts a graph of unknown depth behind this node, so its number is above all others.
     if (has_several_results()) topological_nr_ = uint64_t{1} << 32;
   }
 

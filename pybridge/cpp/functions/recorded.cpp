@@ -62,9 +62,6 @@ uint32_t version_of(const at::Tensor& t) {
   return version.enabled() ? version.current_version() : 0;
 }
 
-namespace {
-
-// The first byte of a tensor's elements, and the byte after the last one, relative to the storage.
 std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
   if (t.numel() == 0) return {0, 0};
   int64_t last = t.storage_offset();
@@ -72,8 +69,6 @@ std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
   const auto size = static_cast<int64_t>(t.itemsize());
   return {t.storage_offset() * size, (last + 1) * size};
 }
-
-}  // namespace
 
 bool may_overlap(const at::Tensor& one, const at::Tensor& two) {
   const auto [first, end] = extent(one);

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "boundary/shim.h"
@@ -304,6 +305,8 @@ uint32_t version_of(const at::Tensor& t);
 // The pointer that identifies a tensor's storage in a call: the context of a tandem storage, or the address of a host
 // storage.
 void* identity(const at::Tensor& t);
+// The first byte of a tensor's elements, and the byte after the last one, relative to the storage.
+std::pair<int64_t, int64_t> extent(const at::Tensor& t);
 // Whether two tensors on one storage may have elements in common.
 bool may_overlap(const at::Tensor& one, const at::Tensor& two);
 

@@ -127,14 +127,9 @@ size_t Recorder::argument_on(const void* of) const {
 bool Recorder::is_within_argument(const at::Tensor& t) const {
   const auto first = arguments_on_.find(identity(t));
   if (first == arguments_on_.end()) return true;
-  const auto ends = [](const at::Tensor& t) {
-    int64_t last = t.storage_offset();
-    for (int64_t i = 0; i < t.dim(); i++) last += (t.size(i) - 1) * t.stride(i);
-    return std::pair(t.storage_offset() * t.itemsize(), (last + 1) * static_cast<int64_t>(t.itemsize()));
-  };
-  const auto [begin, end] = ends(t);
+  const auto [begin, end] = extent(t);
   return t.numel() == 0 || std::any_of(first->second.begin(), first->second.end(), [&](size_t i) {
-           const auto [from, to] = ends(arguments_[i]);
+           const auto [from, to] = extent(arguments_[i]);
            return from <= begin && end <= to;
          });
 }
