@@ -35,6 +35,8 @@ pub struct Clocks {
     /// Number of ops in this iteration, and number of traced ops.
     pub ops: u64,
     pub traced: u64,
+    /// How often the recording of a function's call has begun or ended so far: an odd number while one is open.
+    pub recordings: u64,
     /// Bytes of all storages created so far.
     pub made: u64,
     /// CPU time of the program's thread; `None` if it is not measured.
@@ -44,14 +46,18 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Returns the passage from `then` to now, and the number of traced ops in it.
+    /// Returns the passage from `then` to now, and the number of traced ops in it. All ops of a passage in which a call
+    /// is recorded count as traced, because the observation of the call takes many times as long as its ops.
     fn since(&self, then: &Clocks) -> (Passage, u64) {
         let took = self.now - then.now;
         let at_work = then.ran.zip(self.ran).map(|(then, now)| now.saturating_sub(then));
         let idle = at_work
             .map_or(Duration::ZERO, |ran| took.saturating_sub(ran + self.asleep.saturating_sub(then.asleep)));
         let bytes = self.made.saturating_sub(then.made);
-        (Passage { ops: self.ops - then.ops, bytes, took, idle }, self.traced - then.traced)
+        let ops = self.ops - then.ops;
+        let is_recorded = self.recordings != then.recordings || self.recordings % 2 == 1;
+        let traced = if is_recorded { ops.max(1) } else { self.traced - then.traced };
+        (Passage { ops, bytes, took, idle }, traced)
     }
 }
 
@@ -344,8 +350,15 @@ mod tests {
             let blocks =
                 vec![block(NodeId(1), None), block(HEADER, Some(HEADER)), block(NodeId(8), Some(HEADER))];
             regions.find(&SymbolicGraph { blocks, ..SymbolicGraph::default() });
-            let clocks =
-                Clocks { now: Instant::now(), ops: 0, traced: 0, made: 0, ran: None, asleep: Duration::ZERO };
+            let clocks = Clocks {
+                now: Instant::now(),
+                ops: 0,
+                traced: 0,
+                recordings: 0,
+                made: 0,
+                ran: None,
+                asleep: Duration::ZERO,
+            };
             Program { regions, clocks, pending: 0 }
         }
 
@@ -461,6 +474,26 @@ mod tests {
                 program.end_iteration();
             }
             assert_eq!(program.places(), [(None, place)], "{traced} of 20 ops, in one of {every} iterations");
+        }
+    }
+
+    #[test]
+    fn iterations_with_a_recorded_call_do_not_count() {
+        // A call is recorded in one of `every` iterations that are executed beside, which takes long. The recording
+        // begins and ends within the iteration, or ends in the next one.
+        for (every, spans) in [(2, false), (4, true)] {
+            let mut program = Program::new(None);
+            for i in 0..200 {
+                let is_recorded = i % every == 0;
+                program.clocks.recordings += u64::from(is_recorded);
+                let beside = program.regions.place() == RunPlace::Beside;
+                program.clocks.now += Duration::from_millis(if is_recorded && beside { 1000 } else { 0 });
+                program.clocks.recordings += u64::from(is_recorded && !spans);
+                program.go(BLOCKS[0], 10, 20);
+                program.end_iteration();
+                program.clocks.recordings += u64::from(is_recorded && spans);
+            }
+            assert_eq!(program.places(), [(None, RunPlace::Beside)], "one of {every}, spans: {spans}");
         }
     }
 

@@ -171,3 +171,16 @@ def test_the_summary_names_what_to_wrap(tmp_path):
     assert ran.returncode == 0, ran.stderr
     [candidate] = json.loads((tmp_path / "r.json").read_text())["candidates"]
     assert candidate["name"] == "Net" and candidate["calls"] == 10 and 0 < candidate["share"] < 1
+
+
+def test_graphs_stay_valid_while_the_script_looks_for_what_to_wrap(tmp_path):
+    # Modules are timed from the 20th step to the 30th, unless the script has functions.
+    text = (
+        MODELS.replace("range(60)", "range(100)").replace("layers.Net", "Net").replace("import layers", NET)
+    )
+    (tmp_path / "script.py").write_text(text)
+    ran = run(tmp_path, "--function", "Net", "--report-json", "r.json")
+    assert ran.returncode == 0, ran.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    [function] = report["functions"]
+    assert not report["candidates"] and function["graphs"] == 1 and function["replayed"] > 80

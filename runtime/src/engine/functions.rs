@@ -43,7 +43,8 @@ pub(super) struct Functions {
     /// The running recording while it is paused.
     paused: Option<Box<Recording>>,
     known: FxHashMap<RecordingId, Known>,
-    /// Number of recordings so far.
+    /// Number of recordings that have begun, and number of those that were kept.
+    begun: u64,
     recorded: u64,
     /// Number of blocks so far.
     blocks: usize,
@@ -54,9 +55,15 @@ impl Functions {
     pub(super) fn begin(&mut self) -> bool {
         let begins = !self.is_open();
         if begins {
+            self.begun += 1;
             self.running = Some(Box::default());
         }
         begins
+    }
+
+    /// Returns how often a recording has begun or ended: an odd number while one is open.
+    pub(super) fn turns(&self) -> u64 {
+        2 * self.begun - u64::from(self.is_open())
     }
 
     /// Pauses the running recording, or goes on with it.

@@ -107,6 +107,7 @@ impl Engine {
             now: Instant::now(),
             ops: self.iteration.ops,
             traced: self.iteration.traced,
+            recordings: self.functions.turns(),
             made: self.storages.made(),
             ran: self.placing.program_time(),
             asleep: Duration::from_nanos(self.counters.report.python_stall_busy_ns),

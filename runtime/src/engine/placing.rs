@@ -130,7 +130,7 @@ mod tests {
             assert_eq!(begins, place.unwrap_or(RunPlace::Inline), "the cores are shared");
             assert!(!placing.is_empty());
             let (now, none) = (Instant::now(), Duration::ZERO);
-            let clocks = Clocks { now, ops: 0, traced: 0, made: 0, ran: None, asleep: none };
+            let clocks = Clocks { now, ops: 0, traced: 0, recordings: 0, made: 0, ran: None, asleep: none };
             Program { placing, clocks }
         }
 

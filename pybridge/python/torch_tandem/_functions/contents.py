@@ -3,10 +3,12 @@
 None of them runs code of the program: an object of a subclass is read by the methods of the built-in type.
 """
 
+import _random
 import array
 import collections
 import contextvars
 import gc
+import pickle
 import re
 import sys
 import types
@@ -106,3 +108,15 @@ def mapped(value: types.MappingProxyType) -> dict:
 def is_locked(value: Any) -> bool:
     """Whether a thread holds a lock."""
     return value.locked() if hasattr(value, "locked") else not repr(value).startswith("<unlocked")
+
+
+def state_of_generator(value: Any) -> Any:
+    """The state of a random generator of the host. Each draw changes it."""
+    if isinstance(value, _random.Random):
+        return _random.Random.getstate(value)
+    random = sys.modules["numpy"].random
+    if isinstance(value, random.Generator):
+        bits = random.Generator.bit_generator.__get__(value)
+    else:
+        bits = random.RandomState._bit_generator.__get__(value)
+    return pickle.dumps((bits.state, getattr(bits.seed_seq, "n_children_spawned", 0)))

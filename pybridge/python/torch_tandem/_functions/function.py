@@ -31,6 +31,7 @@ from torch_tandem._functions.refusals import IF_A_NUMBER
 from torch_tandem._functions.times import Times
 from torch_tandem._functions.types import CacheInfo
 from torch_tandem._functions.varying import DIFFERS, floats_of
+from torch_tandem._report import candidates
 from torch_tandem._report.types import Function as Counters
 
 # Number of calls without an optimizer step after which each call ends an iteration.
@@ -108,6 +109,8 @@ class Function:
         self._steps, self._quiet = iterations.steps, 0
         self._calls = 0
         self._replayed = 0
+        if not is_proven:
+            candidates.end()
         all_functions.add(self)
 
     @classmethod

@@ -1,5 +1,6 @@
 """The types of objects, by how their state is compared."""
 
+import _random
 import _thread
 import array
 import collections
@@ -35,6 +36,13 @@ IDENTITIES = (
     type(collections.namedtuple("_N", "a").a),
 )  # fmt: skip
 LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
+# Attributes by which code reads the state of a random generator of the host without changing it.
+STATE_OF_GENERATORS = frozenset(
+    {
+        "getstate", "get_state", "bit_generator", "_bit_generator", "__getstate__", "__reduce__",
+        "__reduce_ex__",
+    }
+)  # fmt: skip
 # Modules whose objects do not matter: PyTorch's own caches and counters, and Tandem's.
 _TORCHS = frozenset({"torch", "torch_tandem"})
 # Methods in C that reach attributes by names which the caller chooses.
@@ -123,6 +131,15 @@ def is_numpys_function(kind: type) -> bool:
     """Whether objects of a type are NumPy's functions, which are told apart by their identity."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and kind in (numpy.ufunc, type(numpy.sum))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether an object is a random generator of the host: of `random` or of NumPy."""
+    kind = type(value)
+    if issubclass(kind, _random.Random):
+        return True
+    random = getattr(sys.modules.get("numpy"), "random", None)
+    return random is not None and issubclass(kind, (random.Generator, random.RandomState))
 
 
 def has_metadata(dtype: Any) -> bool:

@@ -97,7 +97,7 @@ class Recorder:
         inputs = specs(arguments.tensors)
         self._open = state
         containers = state.containers(arguments.objects)
-        draws = _random_states()
+        draws = _random_states(state)
         may_read_gradients = self.is_proven or self.world.may_read("grad")
         opened = _Open()
         try:
@@ -152,7 +152,7 @@ class Recorder:
         if followed:
             followed.end(recording)
             recorded.followed = followed
-        has_drawn = draws != _random_states()
+        has_drawn = draws != _random_states(state)
         unknown = unknown or (Refusal(unreturnable) if unreturnable else None)
         refusal = self._refusal(recorded, arguments, unknown, has_drawn)
         return Run(result, recorded, refusal)
@@ -218,7 +218,10 @@ class Recorder:
         if found := refusals.of_recording(recorded, unknown):
             return found
         if has_drawn:
-            return Refusal("it draws from Python's or NumPy's random generator")
+            return Refusal(
+                "it draws from a random generator of Python or NumPy. Draw on the device, or outside of the "
+                "function"
+            )
         if not self.is_proven and any(map(_core.attributes_of, arguments.tensors)):
             return Refusal("it sets an attribute of a tensor among the arguments. Return the value")
         if found := refusals.of_result(recorded):
@@ -228,9 +231,9 @@ class Recorder:
         return unknown
 
 
-def _random_states() -> list:
-    """The states of Python's and NumPy's global generators."""
-    states: list = [random.getstate()]
+def _random_states(state: State) -> list:
+    """The states of Python's and NumPy's global generators, and of those in the state of a call."""
+    states: list = [random.getstate(), state.states_of_generators()]
     if numpy := sys.modules.get("numpy"):
         kind, words, *rest = numpy.random.get_state()
         states.append((kind, words.tobytes(), *rest))

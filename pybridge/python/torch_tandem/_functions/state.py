@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch_tandem import _core
+from torch_tandem._functions.contents import state_of_generator
 
 # Types of immutable values without references to other objects.
 IMMUTABLE = frozenset(
@@ -84,6 +85,8 @@ class State:
     _holds: _core.StateCheck | None = None
     # The numbers of values at which a followed call has left a `Number`. They are listed as plain floats.
     kept_numbers: list[int] = field(default_factory=list)
+    # The numbers of the values that are random generators of the host.
+    generators: list[int] = field(default_factory=list)
     # The numbers of the values that are floats, by their paths.
     _paths: dict[Path, int] | None = None
 
@@ -118,6 +121,12 @@ class State:
         found = [value for value in found if issubclass(type(value), torch.Tensor)]
         return [value for value in found if value.layout == torch.strided]
 
+    def states_of_generators(self) -> list:
+        """The states of the random generators of the host. A call that does not change them has not drawn."""
+        values = (self.values[number] for number in self.generators)
+        every = (value.expected() if value.kind == "w" else value.expected for value in values)
+        return [None if generator is None else state_of_generator(generator) for generator in every]
+
     def lists_all_hooks(self) -> bool:
         """Whether no other tensor in the state has got hooks since they were listed."""
         return self.hooks == sum(len(hooks_of(tensor)) for tensor in self.tensors())
@@ -126,6 +135,7 @@ class State:
         """Drop all references to objects of the program."""
         self.values.clear()
         self.classes.clear()
+        self.generators.clear()
         self._holds = None
 
     def label(self, number: int) -> str:

@@ -132,7 +132,7 @@ class _Walk:
         if (
             kinds.is_spelt(kind)
             or issubclass(kind, (weakref.ref, types.MappingProxyType))
-            or kinds.is_numpys(kind)
+            or (kinds.is_numpys(kind) and not kinds.is_generator(value))
         ):
             return "t", kind, 0
         try:
@@ -283,6 +283,8 @@ class _Walk:
                 self.name_all(
                     str(name) for name in itertools.chain.from_iterable(_strings(contents.reduced(value)))
                 )
+        elif kinds.is_generator(value):
+            self.generator(at, kind)
         elif kinds.is_numpys(kind):
             return self.numpys(at, value)
         elif kinds.is_spelt(kind):
@@ -361,6 +363,18 @@ class _Walk:
                 )
         elif not isinstance(value, type(numpy.sum)):
             self.foreign(at, value, type(value))
+
+    def generator(self, at: int, kind: type) -> None:
+        """Accept a random generator of the host, if code can only draw from it.
+
+        A call that draws is not replayed, so the state of the generator does not matter to a replay.
+        """
+        if self.world.reaches_all(kind) or self.names & kinds.STATE_OF_GENERATORS:
+            raise Unknown(
+                f"{self.state.label(at)} is a random generator of the host, whose state the function's code "
+                "may read. Use it outside of the function"
+            )
+        self.state.generators.append(at)
 
     def foreign(self, at: int, value: Any, kind: type) -> None:
         """Accept or refuse an object, given its type or base class `kind` that is implemented in C."""

@@ -1,6 +1,5 @@
 """Modules that `--function` could name: the time of their outermost calls, measured in a few iterations."""
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +18,8 @@ _calls: Counter[type] = Counter()
 _begin = _elapsed = 0
 # The step at which timing ends; 0 if it has not begun.
 _last = 0
+# Whether the program has functions. What they compare includes the call of modules, which must not change.
+_has_functions = False
 
 
 class _Inside(threading.local):
@@ -32,22 +33,33 @@ _inside = _Inside()
 
 def after_step(steps: int) -> None:
     """Begin or end the timing of module calls, if the number of optimizer steps says so."""
-    global _begin, _elapsed, _last
-    # An observed call of a function must not differ from other calls.
-    if sys.getprofile() is not None:
+    global _begin, _last
+    if _has_functions:
         return
     if not _last and steps >= FIRST and nn.Module.__call__ is nn.Module._wrapped_call_impl:
         nn.Module.__call__ = _timed_call
         _begin, _last = time.perf_counter_ns(), steps + STEPS
     elif steps >= _last and nn.Module.__call__ is _timed_call:
-        nn.Module.__call__ = nn.Module._wrapped_call_impl
-        _elapsed = time.perf_counter_ns() - _begin
+        _end()
+
+
+def end() -> None:
+    """End the timing for good: the program has functions, so it has chosen what to replay."""
+    global _has_functions
+    _has_functions = True
+    if nn.Module.__call__ is _timed_call:
+        _end()
+
+
+def _end() -> None:
+    global _elapsed
+    nn.Module.__call__ = nn.Module._wrapped_call_impl
+    _elapsed = time.perf_counter_ns() - _begin
 
 
 def _timed_call(self, *args, **kwargs):
-    # Dynamo must trace only the module's own call. Functions are no candidates.
-    is_function = "_tandem_entry" in self.__dict__
-    if is_function or torch.compiler.is_compiling() or _inside.call or not torch.is_grad_enabled():
+    # Dynamo must trace only the module's own call.
+    if torch.compiler.is_compiling() or _inside.call or not torch.is_grad_enabled():
         return self._wrapped_call_impl(*args, **kwargs)
     _inside.call = True
     begin = time.perf_counter_ns()
