@@ -68,8 +68,8 @@ pub fn refusal(id: u64) -> Option<(String, bool)> {
             "the program reads a value: {at}. Keep it on the device, or read it outside of the function"
         ),
         Reason::Late => format!(
-            "the program reads a value after the call has ended an iteration, or has drawn from a generator that it \
-             names: {at}. Keep it on the device, or read it before or outside of the function"
+            "the program reads a value after optimizer.step() or another end of an iteration, or after it has drawn from \
+             a generator that it names: {at}. Return the tensor and read it outside of the function, or read it before"
         ),
         Reason::Unrecorded => format!(
             "{at} could not be recorded: it has failed, its tensors overlap, or Tandem does not record now"

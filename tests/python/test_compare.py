@@ -47,7 +47,9 @@ def script(tmp_path):
 def test_a_script_that_runs_longer_is_ended(script):
     done = compare("--steps", "60", script(), "1000000")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^eager / Tandem +\d+\.\d\d +\d+\.\d\d to \d+\.\d\d", done.stdout, re.M), done.stdout
+    assert re.search(
+        r"^eager / Tandem, by pairs of blocks +\d+\.\d\d +\d+\.\d\d to \d+\.\d\d", done.stdout, re.M
+    ), done.stdout
     assert re.search(r"^ +1 +(\S+) +\1", done.stdout, re.M), done.stdout
     assert "operators" in done.stdout
     assert done.stderr == ""  # profilers must not print either

@@ -178,7 +178,7 @@ def test_the_model_elsewhere_is_described_as_in_the_page():
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(findings, "source", lambda line: source)
-        [finding] = findings.models({"models_elsewhere": [model]})
+        [finding] = findings.models({"models_elsewhere": [model], "device_alias": True})
     assert f"{finding.text} {finding.advice}".split() == block.text.split()
 
 

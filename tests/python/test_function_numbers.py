@@ -249,6 +249,40 @@ def test_a_step_with_a_schedule_is_replayed_with_eagers_losses():
     assert step.cache_info().hits > 20, step.explain()
 
 
+@pytest.mark.parametrize("kind", ["epoch", "weight"])
+def test_a_number_that_changes_now_and_then_is_followed(kind):
+    """All calls of an epoch are equal, so they become a graph before the number is seen to vary."""
+
+    def losses(wrap, device):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        holder = {"weight": 1.0}
+
+        @wrap
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean() * holder["weight"]
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        found = []
+        for _ in range(20):
+            found += [step(torch.full((3, 4), float(i)).to(device)).item() for i in range(10)]
+            if kind == "epoch":
+                schedule.step()
+            else:
+                holder["weight"] *= 1.1
+        return found, step
+
+    ours, step = losses(torch_tandem.function, "tandem")
+    assert ours == losses(lambda f: f, "cpu")[0]
+    info = step.cache_info()
+    assert info.currsize <= 2 and info.hits > 150, step.explain()
+
+
 def test_a_tape_computes_what_python_computes():
     rng = random.Random(0)
     operators = ["+", "-", "*", "/", "//", "%", "**"]

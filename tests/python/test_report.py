@@ -149,13 +149,13 @@ torch_tandem.record()
 torch.nn.Linear(2, 2)(torch.zeros(2, device="cpu"))
 torch.manual_seed(0)
 weight = torch.eye(64, device="tandem")
-double, read = torch_tandem.function(lambda x: x * 2), torch_tandem.function(lambda x: x.tolist())
 model = torch.nn.Linear(64, 2, device="tandem")
 optimizer = torch.optim.SGD(model.parameters())
 for step in range(32):
     optimizer.zero_grad()
     model(weight).sum().backward()
     optimizer.step()
+double, read = torch_tandem.function(lambda x: x * 2), torch_tandem.function(lambda x: x.tolist())
 for step in range(30):
     double(weight)
     read(weight)
@@ -236,16 +236,12 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint(loss.item())\n")
     monkeypatch.chdir(tmp_path)
-    report = empty(
-        Report,
-        ops_captured=1_200_000,
-        ops_coexecuted=1_164_000,
-        python_exec_us=59_000_000,
-        python_stall_us=41_000_000,
-        runner_exec_us=50_000_000,
-        divergences=[empty(Divergence, line="a.py:3 in f", count=3)],
-        fetches=[empty(Fetch, line=f"{script}:2 in train", count=9, wait_us=39_000_000)],
-    )
+    report = settled(python_exec_us=590_000, python_stall_us=410_000, runner_exec_us=500_000) | {
+        "ops_captured": 1_200_000,
+        "ops_coexecuted": 1_164_000,
+        "divergences": [empty(Divergence, line="a.py:3 in f", count=3)],
+        "fetches": [empty(Fetch, line=f"{script}:2 in train", count=100, wait_us=39_000_000)],
+    }
     assert findings.verdict(report) == (
         "97 % of 1.2 M operator calls co-executed; 3 divergences; "
         "Python waited 41 % of the time, most at train.py:2 (print(loss.item()))."
@@ -258,14 +254,55 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
     ("times", "severity", "words"),
     [
         (dict(python_exec_us=5, python_stall_us=95, runner_exec_us=95), "good", "kernels set the pace"),
-        (dict(python_exec_us=97, python_stall_us=3, runner_exec_us=20), "note", "Python sets the pace"),
+        (dict(python_exec_us=97, python_stall_us=3, runner_exec_us=20), "slow", "Python sets the pace"),
         (dict(python_exec_us=60, python_stall_us=40, runner_exec_us=50), "note", "Python waited 40 %"),
+        (dict(python_exec_us=40, python_kernels_us=60), "note", "take turns on Python's thread"),
     ],
 )
 def test_pace(times, severity, words):
-    times = {key: us * 10_000 for key, us in times.items()}
-    report = empty(Report, ops_captured=10, ops_coexecuted=10, **times)
+    report = settled(**times)
     assert any(f.severity == severity and words in f.text for f in findings.findings(report))
+
+
+def test_a_short_run_gets_no_statement_about_its_pace():
+    """Most of its time belongs to imports."""
+    report = empty(Report, ops_captured=10, steps_traced=3, steps_coexecuted=2, python_exec_us=10**6)
+    texts = [finding.text for finding in findings.findings(report)]
+    assert any("5 iterations, too few" in text for text in texts)
+    assert not any("pace: " in text for text in texts)
+
+
+def test_the_mode_trace_explains_itself():
+    report = settled(python_exec_us=100) | {"mode": "trace", "ops_coexecuted": 0}
+    [finding] = findings.findings(report)
+    assert "TANDEM_MODE=trace" in finding.text and "divergence" not in findings.verdict(report)
+    assert findings.shares_of_time(report) == {} and "mode trace" in findings.iterations(report)
+
+
+def test_advice_to_read_less_often_needs_a_value_that_is_read_in_most_iterations():
+    report = settled(python_exec_us=40, python_stall_us=60, runner_exec_us=60)
+    for count, is_named in [(100, True), (10, False)]:
+        report["fetches"] = [empty(Fetch, line="a.py:3 in f", count=count, wait_us=6000)]
+        found = findings.findings(report)
+        assert any("less often" in finding.advice for finding in found) == is_named
+
+
+def test_the_time_of_an_iteration_includes_waits_for_its_work():
+    report = settled(python_exec_us=500)
+    for step in report["steps"][9::10]:
+        step["python_stall_us"] = 95_000
+    assert findings.speed(report).startswith("10.00 ms an iteration")
+
+
+def test_divergences_that_cost_little_are_not_called_slow():
+    report = settled(python_exec_us=1000)
+    over = empty(Divergence, line="old.py:3 in f", what="operator", count=2, last=2, cost_us=900)
+    still = empty(Divergence, line="new.py:4 in f", what="operator", count=60, last=99, cost_us=500)
+    report["divergences"] = [over, still]
+    [found] = [finding for finding in findings.findings(report) if "divergences" in finding.text]
+    assert found.severity == "note" and found.line == "new.py:4 in f"
+    still["cost_us"] = 50_000
+    assert any(f.severity == "slow" and f.line == "new.py:4 in f" for f in findings.findings(report))
 
 
 def test_times_are_of_settled_iterations():

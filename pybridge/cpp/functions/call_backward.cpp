@@ -355,6 +355,8 @@ class RecordedBackward final : public CallBackward {
     std::vector<at::Tensor> reached;
     for (const auto& t : around_.reached)
       if (auto impl = t.lock()) reached.emplace_back(std::move(impl));
+    for (size_t i = 0; i < around_.saved.size(); i++)
+      if (const auto& result = around_.results[i]; result && result->expired()) around_.saved[i] = nullptr;
     if (!begin_recording_backward(arguments, reached, around_.saved)) return tandem::run(graph_, grads);
     try {
       auto found = tandem::run(graph_, grads);

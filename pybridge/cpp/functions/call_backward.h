@@ -64,6 +64,9 @@ struct Surroundings {
   std::vector<at::Tensor> arguments;
   // Contexts of the lasting storages that the call has made; null for storages that are gone.
   std::vector<void*> saved;
+  // For each of these, the storage if it is a result's. The program may drop results, and storages that are made later
+  // may then have their contexts.
+  std::vector<std::optional<WeakStorage>> results;
   std::vector<WeakTensor> reached;
 };
 

@@ -312,7 +312,7 @@ int64_t Recorder::finish(std::vector<at::Tensor>& results, bool attaches) {
   call_.reads_gradients |= !call_.gradients.empty() || !call_.written_gradients.empty();
   auto graph = find_graph(results, has_backward);
   if (!graph && call_.refusal.empty()) refuse_kept(in_rust);
-  if (graph) attach(in_rust.id, std::move(*graph), surroundings(in_rust), results);
+  if (graph) attach(in_rust.id, std::move(*graph), surroundings(results, in_rust), results);
   const std::lock_guard<std::mutex> lock(all_mutex);
   all.emplace(in_rust.id, std::make_shared<const Recorded>(std::move(call_)));
   return in_rust.id;

@@ -94,7 +94,7 @@ class Recorder {
   void attach(int64_t id, Cut&& graph, Surroundings&& around, std::vector<at::Tensor>& results) const;
   // Refuses the call if a tensor that it has made is in use after the call and is neither a result nor a gradient.
   void refuse_kept(const TtRecorded& in_rust);
-  Surroundings surroundings(const TtRecorded& in_rust) const;
+  Surroundings surroundings(at::TensorList results, const TtRecorded& in_rust) const;
   void find_gradients(const TtRecorded& in_rust);
   void find_owners();
   void find_changes();

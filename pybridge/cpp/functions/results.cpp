@@ -238,11 +238,16 @@ void Recorder::refuse_kept(const TtRecorded& in_rust) {
     if (!owned[i]) tt_record_keeps(in_rust.id, in_rust.kept[i].storage);
 }
 
-Surroundings Recorder::surroundings(const TtRecorded& in_rust) const {
+Surroundings Recorder::surroundings(at::TensorList results, const TtRecorded& in_rust) const {
   Surroundings around;
   around.arguments = arguments_;
   for (size_t i = 0; i < in_rust.n_kept; i++)
     around.saved.push_back(in_rust.kept[i].is_kept ? in_rust.kept[i].storage : nullptr);
+  around.results.resize(in_rust.n_kept);
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto& result = call_.results[i];
+    if (result.kind == Result::kKept) around.results[result.index] = results[i].storage().getWeakStorageImpl();
+  }
   for (const auto& w : call_.watched) around.reached.push_back(w.tensor);
   return around;
 }

@@ -21,6 +21,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tandem._device import host_arguments, mixed_devices, sharing
+from torch_tandem._device.replaced import replace
 from torch_tandem._device.sharing import has_aliases, move_to_host
 from torch_tandem._program import adoptable
 from torch_tandem._report import notes
@@ -82,7 +83,9 @@ def _set_default_type(tensor_type: type) -> None:
 # --- adopted tensors in host code --------------------------------------------------------------
 
 
-_ADOPTED = "the program names no device: its tensors were adopted (--adopt never: not so)"
+_ADOPTED = (
+    "the program names no device, so its tensors were made on Tandem (--adopt never leaves them on the CPU)"
+)
 
 
 def install_unless_it_chooses(source: str) -> None:
@@ -110,10 +113,10 @@ def install() -> None:
     # Data loading workers have no GraphRunner. They create tensors on the host, as without Tandem.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_allocate_on_host)
-    torch.Tensor.numpy = _numpy
-    torch.Tensor.__array__ = _array
-    torch.Tensor.pin_memory = _pin_memory
-    torch.Tensor.share_memory_ = sharing.share_memory_
+    replace(torch.Tensor, "numpy", _numpy)
+    replace(torch.Tensor, "__array__", _array)
+    replace(torch.Tensor, "pin_memory", _pin_memory)
+    replace(torch.Tensor, "share_memory_", sharing.share_memory_)
     torch._tensor_str._add_suffixes = _add_suffixes
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)

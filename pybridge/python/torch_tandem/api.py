@@ -5,7 +5,8 @@ import warnings
 
 import torch
 
-from torch_tandem import _core, distributed
+from torch_tandem import _core, cuda_alias, distributed
+from torch_tandem._device import iterations
 from torch_tandem._functions import counters, decorate, function
 from torch_tandem._report import candidates, machine, notes, page, perfetto, residence
 from torch_tandem._report.summaries import summaries
@@ -33,6 +34,7 @@ def mark_step() -> None:
 
     `optimizer.step()` does this automatically. Call this function in loops that have no optimizer.
     """
+    iterations.ended["mark_step()"] += 1
     _core.mark_step()
 
 
@@ -68,6 +70,8 @@ def report() -> Report:
         "models_elsewhere": residence.models(),
         "candidates": candidates.found(),
         "collectives": distributed.counters(),
+        "iteration_ends": iterations.ends(),
+        "device_alias": cuda_alias.installed(),
         "machine": machine.peaks() if compared else None,
     }
 

@@ -69,9 +69,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--function",
         action="append",
         default=[],
-        metavar="MODULE:NAME",
-        help="make a function a torch_tandem.function, whose equal calls are replayed without Python; "
-        "__main__:step for a function of the script. May be given several times (docs/functions.md)",
+        metavar="NAME",
+        help="replay equal calls of a function, of a class of modules, or of the module in a variable, "
+        "without Python: step, Net or model in the script, module:name in another file. May be given "
+        "several times (docs/functions.md)",
     )
     run.add_argument(
         "--compile",

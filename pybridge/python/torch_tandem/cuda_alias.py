@@ -106,7 +106,8 @@ def _torch_cuda() -> None:
     cuda.reset_max_memory_allocated = device.reset_peak_memory_stats
     cuda.reset_max_memory_cached = device.reset_peak_memory_stats
     cuda.get_arch_list = lambda: ["sm_80"]
-    cuda.ipc_collect = lambda: None
+    cuda.ipc_collect = cuda.profiler.start = cuda.profiler.stop = lambda: None
+    cuda._sleep = lambda cycles: None
     cuda.set_per_process_memory_fraction = lambda fraction, device=None: None
     cuda.is_current_stream_capturing = cuda.graphs.is_current_stream_capturing = lambda: False
     cuda.CUDAGraph = cuda.graph = cuda.make_graphed_callables = _NoGraph
@@ -154,6 +155,7 @@ def _generators() -> None:
         def __new__(cls, device: Any = "cpu") -> torch._C.Generator:
             return original(device=_as_tandem(device))
 
+    Generator.__module__, Generator.__qualname__ = "torch", "Generator"
     torch.Generator = Generator
 
 

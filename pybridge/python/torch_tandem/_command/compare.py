@@ -253,7 +253,7 @@ def speed(eager: Process, tandem: Process, steps: int) -> Table | str:
         memory = f"{side.resident / 2**20:.0f} MiB"
         table.add_row(side.name, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", memory)
     low, middle, high = quartiles(found)
-    table.add_row("eager / Tandem", f"{middle:.2f}", f"{low:.2f} to {high:.2f}", "")
+    table.add_row("eager / Tandem, by pairs of blocks", f"{middle:.2f}", f"{low:.2f} to {high:.2f}", "")
     return table
 
 
@@ -335,7 +335,7 @@ def slower(eager: Process, tandem: Process) -> list[tuple[float, str, float, flo
 def operators(eager: Process, tandem: Process) -> tuple[str, Table | None]:
     """Return a table of the operators that take more time on Tandem than in eager, the largest loss first."""
     if not eager.operators or not tandem.operators:
-        return "operators: not measured, because the script ended before", None
+        return "operators: not measured, because the script ended before they could be (more --steps)", None
     lost = slower(eager, tandem)
     if not lost:
         return "operators: none takes more time on Tandem than in eager", None

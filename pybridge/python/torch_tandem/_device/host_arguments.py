@@ -5,11 +5,12 @@ host. Other composite operators refuse tensors on two devices. A script that nam
 move such tensors, so the functions here move them.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from torch_tandem._device.replaced import replace
 
 HOST_ARGUMENTS: tuple[tuple[Any, str, int, tuple[str, ...]], ...] = (
     (torch, "tensor_split", 1, ("tensor_indices_or_sections", "indices_or_sections")),
@@ -35,11 +36,10 @@ def install() -> None:
     torch.ops.torch_tandem.move_mixed_arguments()
     for owner, name, position, names in HOST_ARGUMENTS:
         if function := getattr(owner, name, None):
-            setattr(owner, name, _on_host(function, position, names))
+            replace(owner, name, _on_host(function, position, names))
 
 
 def _on_host(function: Callable, position: int, names: tuple[str, ...]) -> Callable:
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) > position:
             args = (*args[:position], _moved(args[position]), *args[position + 1 :])

@@ -5,6 +5,7 @@ call, and a program with optimizer steps does not need it.
 """
 
 import threading
+from collections import Counter
 
 import torch
 from torch import nn
@@ -26,6 +27,15 @@ _calls = _Calls()
 
 steps = 0
 """Number of optimizer steps so far."""
+
+ended: Counter[str] = Counter()
+"""Number of iterations by what has ended them, but for optimizer steps."""
+
+
+def ends() -> str:
+    """Return what has ended most iterations, or "" if none has ended."""
+    [(most, count)] = ended.most_common(1) or [("", 0)]
+    return "optimizer.step()" if steps > count else most
 
 
 def install() -> None:
@@ -67,6 +77,7 @@ def _watched_call(self, *args, **kwargs):
         if is_outermost:
             _calls.inside = False
             if not torch.is_grad_enabled():
+                ended["a model's call"] += 1
                 _end()
 
 

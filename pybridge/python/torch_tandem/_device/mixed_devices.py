@@ -13,6 +13,8 @@ import torch
 import torch.testing
 from torch.utils import _pytree
 
+from torch_tandem._device.replaced import replace
+
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that refuse an input on another device than the weights."""
 
@@ -24,18 +26,20 @@ def install() -> None:
     """From now on, let host tensors take part where PyTorch expects all tensors on one device."""
     for name in RECURRENT:
         # The lengths of packed sequences are integers, and stay on the host.
-        setattr(torch._VF, name, _on_one_device(getattr(torch._VF, name), torch.Tensor.is_floating_point))
+        replace(torch._VF, name, _on_one_device(getattr(torch._VF, name), torch.Tensor.is_floating_point))
     for name in SPARSE:
-        setattr(torch, name, _on_one_device(getattr(torch, name), lambda tensor: True))
+        replace(torch, name, _on_one_device(getattr(torch, name), lambda tensor: True))
     torch.nn.Parameter.__new__ = staticmethod(_new_parameter)  # type: ignore[method-assign]
     kind = torch.autograd.function.BackwardCFunction
     for name in ("apply", "apply_boxed"):
         setattr(kind, name, _with_gradients_moved(getattr(kind, name)))
     torch.autocast.__enter__ = _enter_autocast  # type: ignore[method-assign]
     torch.autocast.__exit__ = _leave_autocast  # type: ignore[method-assign]
-    torch.as_tensor = _as_tensor
-    torch.testing.assert_close = _assert_close
-    torch.Tensor.type = _type  # type: ignore[method-assign]
+    torch.autograd._make_grads = _make_gradients
+    replace(torch, "as_tensor", _as_tensor)
+    replace(torch.testing, "assert_close", _assert_close)
+    replace(torch.Tensor, "type", _type)
+    replace(torch.Tensor, "register_hook", _register_hook)
 
 
 def _is_on_host(value: Any) -> bool:
@@ -50,7 +54,6 @@ def _on_one_device(function: Callable, moves: Callable[[torch.Tensor], bool]) ->
             return act(value)
         return type(value)([each(item, act) for item in value]) if type(value) in (tuple, list) else value
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         devices = []
         values = [*args, *kwargs.values()]
@@ -97,6 +100,44 @@ def _with_gradients_moved(apply: Callable) -> Callable:
         return (*moved, *several[len(moved) :])
 
     return call
+
+
+def _moved(gradient: Any, device: torch.device) -> Any:
+    """A gradient, moved to a device if one of the two is the host, and the other Tandem."""
+    if isinstance(gradient, torch.Tensor) and {gradient.device.type, device.type} == {"cpu", "tandem"}:
+        return gradient.to(device)
+    return gradient
+
+
+_original_make_gradients = torch.autograd._make_grads
+
+
+def _make_gradients(outputs: Any, grads: Any, is_grads_batched: bool) -> Any:
+    """`torch.autograd._make_grads`, which takes gradients of outputs that are on another device."""
+    pairs = zip(outputs, grads, strict=False)
+    moved = [
+        _moved(grad, output.device) if isinstance(output, torch.Tensor) else grad for output, grad in pairs
+    ]
+    return _original_make_gradients(outputs, (*moved, *grads[len(moved) :]), is_grads_batched)
+
+
+_original_register_hook = torch.Tensor.register_hook
+
+
+def _register_hook(self: torch.Tensor, hook: Any) -> Any:
+    """`Tensor.register_hook` for hooks that may return a gradient on another device."""
+    if not callable(hook):
+        return _original_register_hook(self, hook)
+
+    @functools.wraps(hook)
+    def call(grad: torch.Tensor) -> Any:
+        device = grad.device
+        result = hook(grad)
+        if grad.device != device:  # `grad.numpy()` has moved the gradient
+            grad.data = grad.detach().to(device)
+        return _moved(result, device)
+
+    return _original_register_hook(self, call)
 
 
 _original_enter, _original_exit = torch.autocast.__enter__, torch.autocast.__exit__
@@ -148,7 +189,6 @@ def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
 _original_assert_close = torch.testing.assert_close
 
 
-@functools.wraps(_original_assert_close)
 def _assert_close(actual: Any, expected: Any, **options: Any) -> None:
     def on_host(value: Any) -> Any:
         return value.cpu() if isinstance(value, torch.Tensor) and value.device.type == "tandem" else value

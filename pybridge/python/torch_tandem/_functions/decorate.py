@@ -96,6 +96,7 @@ def decorator(number: int) -> Callable:
     def make(wrapped: Callable) -> Function:
         made = _Uncalled(wrapped, **function.__kwdefaults__)
         made._named = _named[number]
+        made._label = _named[number].name
         return made
 
     return functools.partial(wrap, make=make)

@@ -34,8 +34,10 @@ from torch_tandem._functions.varying import DIFFERS, floats_of
 from torch_tandem._report import candidates
 from torch_tandem._report.types import Function as Counters
 
-# Number of calls without an optimizer step after which each call ends an iteration.
+# Number of calls without an optimizer step after which each call ends an iteration, if the program has made
+# no steps. After steps, it is twice the largest number of calls between two steps, with an upper limit.
 QUIET = 3
+MOST_QUIET = 128
 # Number of calls in Python that are timed before the first audit.
 TIMED = 3
 
@@ -80,6 +82,8 @@ class Function:
         if max_graphs < 1:
             raise ValueError("max_graphs is at least 1")
         functools.update_wrapper(self, function, updated=())
+        # The name by which the command line has named the function, or its module.
+        self._label = ""
         self._function = function
         self._options = {
             "input_signature": input_signature,
@@ -106,7 +110,7 @@ class Function:
         self._lock = threading.RLock()
         # The reason for which an audit has ended replays for good; empty if none has.
         self._failed = ""
-        self._steps, self._quiet = iterations.steps, 0
+        self._steps, self._quiet, self._most = iterations.steps, 0, 0
         self._calls = 0
         self._replayed = 0
         if not is_proven:
@@ -353,14 +357,17 @@ class Function:
         return result
 
     def _end_call(self) -> None:
-        """End an iteration with each call if the program makes no optimizer steps."""
+        """End an iteration with each call if the program makes no optimizer steps, or none any more."""
         if not self._ends_iterations:
             return
         if self._steps != iterations.steps:
+            if self._steps:
+                self._most = max(self._most, min(self._quiet, MOST_QUIET))
             self._steps, self._quiet = iterations.steps, 0
-        elif self._quiet < QUIET:
+        elif self._quiet < max(QUIET, 2 * self._most):
             self._quiet += 1
         else:
+            iterations.ended["a function's call"] += 1
             _core.mark_step()
 
     def _fail_if(self, difference: str) -> None:
@@ -412,7 +419,7 @@ class Function:
     def _name(self) -> str:
         if self._is_proven:
             return "a graph of torch.compile"
-        return self.__dict__.get("__qualname__") or type(self._function).__name__
+        return self._label or self.__dict__.get("__qualname__") or type(self._function).__name__
 
     def cache_info(self) -> CacheInfo:
         """Return the numbers of replayed calls, of calls that ran Python, of graphs, and of audits."""
@@ -495,7 +502,7 @@ class Function:
         if self._varying.refusal:
             why = self._varying.refusal.removesuffix(f". {IF_A_NUMBER}")
             return f"{DIFFERS}, and {why}. {IF_A_NUMBER}"
-        return attempts[key].reason
+        return self._recordings.varies or attempts[key].reason
 
 
 def counters() -> list[Counters]:

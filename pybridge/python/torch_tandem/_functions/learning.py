@@ -56,6 +56,9 @@ class Learning:
             return
         if recorded.followed and self._widens_a_graph(arguments, recorded):
             return
+        if not recorded.followed and self._differs_from_a_graph_in_numbers(arguments, recorded):
+            recordings.forget(recorded)
+            return
         attempts.tries += 1
         for known in reversed(attempts.recorded):
             difference = self.difference(known, recorded)
@@ -153,6 +156,16 @@ class Learning:
         """Whether calls differ in numbers of the state that were not known to vary, and in nothing else."""
         changed = self._changed(known, recorded)
         return self._recorder.varying.add_state(known.state, recorded.state, changed)
+
+    def _differs_from_a_graph_in_numbers(self, arguments: Arguments, recorded: Recorded) -> bool:
+        """Whether the state of a call differs from that of the latest graph in numbers alone.
+
+        A learning rate that changes after each epoch does: the calls of an epoch are equal, and become a
+        graph.
+        """
+        graphs = self._recordings.graphs.get(arguments.key, ())
+        latest = next((graph for graph in graphs if not graph.recorded.followed), None)
+        return latest is not None and self._has_new_numbers(latest.recorded, recorded)
 
     def _take_place(self, attempts: Attempts, known: Recorded, recorded: Recorded) -> None:
         """Let a recorded call take the place of an equal one."""

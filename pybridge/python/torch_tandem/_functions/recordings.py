@@ -39,13 +39,15 @@ class Recordings:
         # next rest; hashes of the kinds that came in the rest.
         self._new_kinds, self._rest, self._next_rest = 0, 0, FIRST_REST
         self._hashes: set[int] = set()
+        # The reason for which new kinds of calls are not recorded now; empty if they are.
+        self.varies = ""
 
     # --- Kinds of calls ------------------------------------------------------------------------------------
 
     def admits(self, key: Hashable) -> bool:
         """Whether a call with this key may be recorded. New keys may not while nearly every call has one."""
         if key in self.attempts:
-            self._new_kinds = 0
+            self._new_kinds, self.varies = 0, ""
             return True
         if self._rest > 0:
             self._rest -= 1
@@ -58,10 +60,11 @@ class Recordings:
         if self._new_kinds > NEW_KINDS:
             self._rest = self._next_rest
             self._next_rest = min(2 * self._next_rest, LONGEST_REST)
-            self._warner.warn(
+            self.varies = (
                 "each call is of another kind, so none is replayed. "
                 f"{varying(next(reversed(self.attempts)), key)}"
             )
+            self._warner.warn(self.varies)
             return False
         return True
 
@@ -91,23 +94,24 @@ class Recordings:
     def add(self, graph: Graph) -> None:
         """Add a graph that will be tried first. The oldest one is dropped if there are too many."""
         if self.count() >= self._max_graphs:
-            self._drop_oldest(graph.key)
+            self._drop_oldest(graph)
         graphs = self.graphs.setdefault(graph.key, [])
         for other in graphs if graph.reads else ():
             if (number := _core.parting(other.recorded.id, graph.recorded.id)) is not None:
                 graph.partings[other.recorded.id] = other.partings[graph.recorded.id] = number
         graphs.insert(0, graph)
 
-    def _drop_oldest(self, new: Hashable) -> None:
+    def _drop_oldest(self, new: Graph) -> None:
         key = next(iter(self.graphs))
         graphs = self.graphs[key]
-        self.forget(graphs.pop().recorded)
+        oldest = graphs.pop()
+        changed = oldest.recorded.state.differences(new.recorded.state) if key == new.key else {}
+        what = f"{min(changed.values(), key=len)} varies" if changed else varying(key, new.key)
+        self.forget(oldest.recorded)
         if not graphs:
             del self.graphs[key]
             self.attempts.pop(key, None)
-        self._warner.warn(
-            f"it has more than {self._max_graphs} graphs, so the oldest is dropped. {varying(key, new)}"
-        )
+        self._warner.warn(f"it has more than {self._max_graphs} graphs, so the oldest is dropped. {what}")
 
     def drop_dead(self, key: Hashable) -> None:
         """Drop graphs of a key that are no longer replayed, or that use a tensor which no longer exists."""

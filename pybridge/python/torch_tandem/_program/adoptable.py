@@ -7,7 +7,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 
 # The words that choose a device, in lower case. `dumps` is none.
-_DEVICE = re.compile("cuda|device|tandem|xpu|(?<![a-z])mps(?![a-z])")
+_DEVICE = re.compile("cuda|device|is_cpu|tandem|xpu|(?<![a-z])mps(?![a-z])")
 
 # fmt: off
 LIBRARIES = frozenset(

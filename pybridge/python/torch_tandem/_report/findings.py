@@ -3,7 +3,6 @@
 import linecache
 import os
 import re
-import statistics
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -18,6 +17,10 @@ NOTABLE = 0.05
 # Number of iterations that are too few for a conclusion, and number of first iterations to leave out, in
 # which most of the tracing happens.
 FEW = 10
+# Number of operator calls on the host, of which one in 64 is counted, that are enough for an estimate.
+HOST_CALLS = 8 * 64
+# Share of the time in which kernels run above which they set the pace, and below which Python does.
+MOST, HALF = 0.85, 0.5
 
 _LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
 
@@ -58,25 +61,46 @@ def verdict(report: Report) -> str:
     elsewhere = [f"{model.text} {model.advice}" for model in models(report)]
     if not captured:
         return " ".join([*elsewhere, "No operator ran on the device tandem."])
-    on_host = report["ops_on_host"]
+    if is_traced_only(report):
+        ran = f"{_calls(report['ops_captured'])} ran one by one, because the mode is trace."
+        return " ".join([*elsewhere, ran])
+    on_host = _host_calls(report)
     parts = [
-        f"{_percent(report['ops_coexecuted'], captured + on_host)} of "
-        f"{_calls(captured + on_host)} co-executed"
+        f"{percent(report['ops_coexecuted'], captured + on_host)} of {_calls(captured + on_host)} co-executed"
     ]
     if on_host > 0.01 * captured:
-        parts.append(f"about {_percent(on_host, captured + on_host)} ran on host tensors")
+        parts.append(f"about {percent(on_host, captured + on_host)} ran on host tensors")
     diverged = sum(d["count"] for d in report["divergences"])
     parts.append({0: "no divergence", 1: "1 divergence"}.get(diverged, f"{diverged:,} divergences"))
     times = _times(report)
-    waited = f"Python waited {_percent(times.waiting, times.elapsed)} of the time"
+    waited = f"Python waited {percent(times.waiting, times.elapsed)} of the time"
     worst = _worst_fetch(report)
-    if worst and worst[1] > NOTABLE * _elapsed(report):
-        waited += f", most at {place(worst[0])}"
+    if worst and worst.wait_us > NOTABLE * _elapsed(report):
+        waited += f", most at {place(worst.line)}"
     return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
 
 
+def is_traced_only(report: Report) -> bool:
+    """Whether each operator ran at once because the program or its environment has chosen the mode trace."""
+    return report["mode"] == "trace" and not report["ops_coexecuted"]
+
+
+def _host_calls(report: Report) -> int:
+    """Return the number of operator calls on the host, or 0 if too few were seen for an estimate."""
+    return report["ops_on_host"] if report["ops_on_host"] >= HOST_CALLS else 0
+
+
+def _steps(report: Report) -> int:
+    return report["steps_traced"] + report["steps_coexecuted"]
+
+
 def iterations(report: Report) -> str:
-    """Return how many iterations were traced, co-executed, and run in other ways."""
+    """Return how many iterations were traced, co-executed, and run in other ways, and what ends them."""
+    if not _steps(report):
+        return "none that Tandem can see: torch_tandem.mark_step() at the end of each round shows them"
+    ends = f"; each ends with {report['iteration_ends']}" if report["iteration_ends"] else ""
+    if is_traced_only(report):
+        return f"{_steps(report):,} in the mode trace{ends}"
     in_part, unrecorded = report["steps_in_part"], report["steps_unrecorded"]
     counts = {
         "traced": report["steps_traced"] - in_part - unrecorded,
@@ -85,7 +109,8 @@ def iterations(report: Report) -> str:
         "co-executed": report["steps_coexecuted"],
     }
     always = ("traced", "co-executed")
-    return ", ".join(f"{count:,} {how}" for how, count in counts.items() if count or how in always)
+    ran = ", ".join(f"{count:,} {how}" for how, count in counts.items() if count or how in always)
+    return ran + ends
 
 
 def models(report: Report) -> list[Finding]:
@@ -95,9 +120,10 @@ def models(report: Report) -> list[Finding]:
         where, device = place(model["line"]), model["device"]
         count = f"{model['parameters']:,}"
         text = f"Not on Tandem: {model['what']} at {where} has its {count} parameters on {device}."
-        advice = 'Move it and its inputs to "tandem" or "cuda", or pass that as the device to what places it.'
+        name = '"tandem" or "cuda"' if report["device_alias"] else '"tandem"'
+        advice = f"Move it and its inputs to {name}, or pass that as the device to what places it."
         if model["library"]:
-            advice = f'Tell {model["library"]}, which runs it, to use the device "tandem" or "cuda".'
+            advice = f"Tell {model['library']}, which runs it, to use the device {name}."
         found.append(Finding("slow", text, advice, model["line"]))
     return found
 
@@ -119,6 +145,13 @@ def findings(report: Report) -> list[Finding]:
     if not report["ops_captured"]:
         advice = "Run it with `tandem run`, or move the model and its inputs to the device: `.to('tandem')`."
         return [Finding("slow", "Nothing ran on Tandem.", advice)]
+    if is_traced_only(report):
+        text = (
+            "The mode is trace (TANDEM_MODE=trace, TANDEM_SYNC=1 or set_mode): each operator runs at once, "
+            "nothing is co-executed, and kernels are not timed."
+        )
+        finding = Finding("note", text, "Leave it out to see how fast the program usually is.")
+        return [*failed_audits(report), *elsewhere, finding]
     new = _unrecorded(report)
     rest = "" if new else "The rest was traced, after divergences."
     found = [
@@ -139,37 +172,48 @@ def _pace(report: Report) -> list[Finding]:
     times = _times(report)
     if times.elapsed < 1000:  # microseconds; too short for a statement
         return []
+    if not times.settled:
+        # Most of the time of so short a run belongs to imports and the first iterations.
+        few = _steps(report)
+        text = (
+            f"The program ended after {few} iteration{'s' * (few != 1)}, too few to say what sets the pace."
+        )
+        return [Finding("note", text, f"Let it run {2 * FEW} or more.")] if few else []
     busy, waiting = times.busy / times.elapsed, times.waiting / times.elapsed
     worst = _worst_fetch(report)
-    line = worst[0] if worst else ""
+    line = worst.line if worst else ""
     waited = report["python_stall_us"]
-    at_fetch = waiting * min(worst[1] / waited, 1) if worst and waited else 0
-    fetch = f"{_percent(at_fetch, 1)} of the time passes waiting at {place(line)}." if worst else ""
-    ran = f"{_percent(busy, 1)} of the time"
-    if busy > 0.85:
-        text = f"The kernels set the pace: they ran {ran}. Python's waiting costs nothing."
+    at_fetch = waiting * min(worst.wait_us / waited, 1) if worst and waited else 0
+    is_each = worst is not None and worst.count >= HALF * _steps(report)
+    ran = f"{percent(busy, 1)} of the time"
+    if busy > MOST:
+        text = f"The kernels set the pace: they ran {ran}."
         return [Finding("good", text, "Faster kernels, smaller models or larger batches are what is left.")]
+    if waiting < 0.1 and times.inline > HALF * times.busy and busy > HALF:
+        own = percent(times.elapsed - times.waiting - times.inline, times.elapsed)
+        text = f"Kernels and Python take turns on Python's thread: kernels {ran}, Python {own}."
+        return [Finding("note", text, "Less of either makes it faster: GraphRunner's thread did not.")]
     if waiting < 0.1:
         text = f"Python sets the pace: it hardly waits, and the kernels ran only {ran}."
-        if not times.settled:
-            text += " Imports and the first iterations are included."
         advice = "Profile the Python side: data loading, logging, many tiny operators. Larger batches help."
         advice = f"{candidate(report)} {advice}".strip()
-        return [Finding("slow" if busy < 0.5 and times.settled else "note", text, advice)]
-    if at_fetch > 0.1:
+        return [Finding("slow" if busy < HALF else "note", text, advice)]
+    if at_fetch > 0.1 and is_each:
+        fetch = f"{percent(at_fetch, 1)} of the time passes waiting at {place(line)}."
         advice = (
             "Read the value less often (every n-th iteration), or an iteration later, when it is long there."
         )
         return [Finding("slow" if at_fetch > 0.25 else "note", fetch, advice, line)]
-    text = f"Python waited {_percent(waiting, 1)} of the time, and the kernels ran {ran}."
-    return [Finding("note", text, "The two take turns more than they overlap: look at the fetches.", line)]
+    text = f"Python waited {percent(waiting, 1)} of the time, and the kernels ran {ran}."
+    advice = "The two take turns more than they overlap: look at the fetches." if is_each else ""
+    return [Finding("note", text, advice, line if is_each else "")]
 
 
 def candidate(report: Report) -> str:
     """Return the advice to replay the calls of the module that takes most time, if Python sets the pace."""
     times = _times(report)
-    is_bound = times.settled and times.busy < 0.5 * times.elapsed and times.waiting < 0.1 * times.elapsed
-    if not is_bound or report["functions"] or not report["candidates"]:
+    is_bound = times.settled and times.busy < HALF * times.elapsed and times.waiting < 0.1 * times.elapsed
+    if not is_bound or is_traced_only(report) or report["functions"] or not report["candidates"]:
         return ""
     best = max(report["candidates"], key=lambda candidate: candidate["us"])
     if best["share"] < 0.1:
@@ -180,30 +224,35 @@ def candidate(report: Report) -> str:
     if module.partition(".")[0] == "torch":
         how = f"`--function NAME`, with the name of its variable ({name} is PyTorch's), replays them"
     return (
-        f"Calls of {name} take {_percent(best['share'], 1)} of the time, {each} each: {how}, without Python "
+        f"Calls of {name} take {percent(best['share'], 1)} of the time, {each} each: {how}, without Python "
         "if all that they do is known (docs/functions.md)."
     )
 
 
 def _coverage(report: Report, rest: str) -> list[Finding]:
     """Return findings about the share of ops that were co-executed. `rest` is advice about the other ops."""
-    found = []
+    found: list[Finding] = []
+    severity: Severity
     late = late_calls(report)
-    steps = report["steps_traced"] + report["steps_coexecuted"]
+    steps = _steps(report)
     if late is not None:
         text = (
-            f"{_percent(late.coexecuted, late.calls)} of the operator calls after the first {late.after} "
+            f"{percent(late.coexecuted, late.calls)} of the operator calls after the first {late.after} "
             "iterations co-executed."
         )
         share = late.coexecuted / late.calls
         if share >= 0.95:
             found.append(Finding("good", text))
         else:
-            severity: Severity = "slow" if share < 0.8 else "note"
+            severity = "slow" if share < 0.8 else "note"
             found.append(Finding(severity, text, rest))
-    elif steps <= 1 and report["ops_captured"] > 1000 and not report["ops_coexecuted"]:
-        text = "The program has no iterations that Tandem can see, so it was traced throughout."
-        found.append(Finding("slow", text, "Call `torch_tandem.mark_step()` at the end of each round."))
+    elif steps <= 1 and report["ops_captured"] > 1000:
+        text = "The program has no iterations that Tandem can see, so "
+        text += (
+            "only its loops were co-executed." if report["ops_coexecuted"] else "it was traced throughout."
+        )
+        severity = "note" if report["ops_coexecuted"] else "slow"
+        found.append(Finding(severity, text, "Call `torch_tandem.mark_step()` at the end of each round."))
     elif not report["ops_coexecuted"]:
         text = "The program ended before co-execution began: the first iterations are traced."
         found.append(Finding("note", text))
@@ -222,7 +271,7 @@ def _unrecorded(report: Report) -> list[Finding]:
     chosen = report["mode"] == "trace" or not report["tracegraph_nodes"]  # by the program or its environment
     if chosen or share < 0.05:
         return []
-    text = f"{_percent(share, 1)} of the operator calls ran unrecorded, because iterations did not repeat"
+    text = f"{percent(share, 1)} of the operator calls ran unrecorded, because iterations did not repeat"
     lines: Counter[str] = Counter()
     for divergence in report["divergences"]:
         lines[divergence["line"]] += divergence["count"]
@@ -238,26 +287,26 @@ def _unrecorded(report: Report) -> list[Finding]:
 
 def _divergences(report: Report) -> list[Finding]:
     """Return a finding about divergences, if they still happen or have cost a notable share of the time."""
-    divergences = report["divergences"]
-    steps = report["steps_traced"] + report["steps_coexecuted"]
+    divergences, steps = report["divergences"], _steps(report)
     if not divergences or steps < FEW:
         return []
     times = sum(d["count"] for d in divergences)
     cost = sum(d["cost_us"] for d in divergences)
-    worst = max(divergences, key=lambda d: (d["cost_us"], d["count"]))
+    still = [d for d in divergences if d["last"] >= 0.9 * steps - 10]
+    worst = max(still or divergences, key=lambda d: (d["cost_us"], d["count"]))
     text = f"{times:,} divergence{'s' * (times > 1)}"
     if cost:
         text += f" cost {duration(cost)}"
-    text += f"{', most' if len(divergences) > 1 else ''} at {place(worst['line'])}"
-    text += f": {worst['reason'].rstrip('.')}."
-    last = max(d["last"] for d in divergences)
-    is_over, is_frequent = last < 0.9 * steps - 10, times > 0.1 * steps
+    most = ("; now " if still else ", most ") if len(divergences) > 1 else " "
+    text += f"{most}at {place(worst['line'])}: {worst['reason'].rstrip('.')}."
     is_notable = cost > NOTABLE * _elapsed(report)
-    if is_over and is_notable:
-        return [Finding("note", f"{text} None since iteration {last}.", "", worst["line"])]
-    if is_over or not (is_notable or is_frequent):
+    if not still:
+        last = max(d["last"] for d in divergences)
+        return [Finding("note", f"{text} None since iteration {last}.", "", worst["line"])] * is_notable
+    is_slow = sum(d["cost_us"] for d in still) > NOTABLE * _elapsed(report)
+    if not (is_notable or times > 0.1 * steps):
         return []
-    return [Finding("slow", text, ADVICE[worst["what"]], worst["line"])]
+    return [Finding("slow" if is_slow else "note", text, ADVICE[worst["what"]], worst["line"])]
 
 
 def _feeds(report: Report) -> list[Finding]:
@@ -271,13 +320,24 @@ def _feeds(report: Report) -> list[Finding]:
     return [Finding("note", text, advice, worst["line"])]
 
 
-def _worst_fetch(report: Report) -> tuple[str, int] | None:
-    """Return the line whose fetches wait longest in total, and their waiting time in microseconds."""
-    waits: dict[str, int] = {}
+@dataclass
+class _Fetches:
+    """The fetches at a line: their number, and their waiting time in microseconds."""
+
+    line: str
+    count: int = 0
+    wait_us: int = 0
+
+
+def _worst_fetch(report: Report) -> _Fetches | None:
+    """Return the fetches of the line that waits longest in total."""
+    lines: dict[str, _Fetches] = {}
     for fetch in report["fetches"]:
-        waits[fetch["line"]] = waits.get(fetch["line"], 0) + fetch["wait_us"]
-    worst = max(waits.items(), key=lambda item: item[1], default=None)
-    return worst if worst and worst[1] > 0 else None
+        total = lines.setdefault(fetch["line"], _Fetches(fetch["line"]))
+        total.count += fetch["count"]
+        total.wait_us += fetch["wait_us"]
+    worst = max(lines.values(), key=lambda total: total.wait_us, default=None)
+    return worst if worst and worst.wait_us > 0 else None
 
 
 @dataclass(frozen=True)
@@ -302,7 +362,9 @@ def late_calls(report: Report) -> LateCalls | None:
 class _Times:
     """Times of the run, in microseconds.
 
-    If `settled`, only iterations after the tenth are counted, and `step` is the median of their times.
+    If `settled`, only iterations after the tenth are counted, and `step` is their mean time, with the waits
+    for their work. The time in which Python issues an iteration would be less: Python may issue several ones
+    before it waits.
     """
 
     elapsed: int
@@ -338,7 +400,7 @@ def _times(report: Report) -> _Times:
         sum(s["python_kernels_us"] for s in counted),
         sum(s["runner_exec_us"] for s in counted),
         settled=True,
-        step=statistics.median(map(_elapsed, settled)),
+        step=elapsed / len(settled),
     )
 
 
@@ -348,11 +410,16 @@ def _elapsed(times: Report | Step) -> int:
 
 
 def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
-    """Return the shares of each runner's time by activity. The shares of a runner add up to 100 %."""
+    """Return the shares of each runner's time by activity. The shares of a runner add up to 100 %.
+
+    There are none in the mode trace, in which kernels are not timed.
+    """
     times = _times(report)
+    if is_traced_only(report):
+        return {}
 
     def share(part: int) -> str:
-        return _percent(part, times.elapsed)
+        return percent(part, times.elapsed)
 
     python = {
         "running the program": share(times.elapsed - times.waiting - times.inline),
@@ -363,13 +430,18 @@ def shares_of_time(report: Report) -> dict[str, dict[str, str]]:
     return {"PythonRunner": python, "GraphRunner": graph}
 
 
+def is_settled(report: Report) -> bool:
+    """Whether enough iterations were recorded for statements about the time after the first ones."""
+    return _times(report).settled
+
+
 def speed(report: Report) -> str:
     """Return a text with the time of an iteration, or "" if there were too few."""
     step = _times(report).step
     if not step:
         return ""
     rate = f"{1e6 / step:,.1f}" if step > 1e4 else f"{1e6 / step:,.0f}"
-    return f"{duration(step)} an iteration, {rate} a second (median after the tenth)"
+    return f"{duration(step)} an iteration, {rate} a second (mean after the tenth)"
 
 
 def place(line: str) -> str:
@@ -426,7 +498,7 @@ def size(number: float) -> str:
     return f"{number:.1f} GiB"
 
 
-def _percent(part: float, whole: float) -> str:
+def percent(part: float, whole: float) -> str:
     """Format a share. It is shown as 100 % only if `part` equals `whole`."""
     if not whole:
         return "0 %"

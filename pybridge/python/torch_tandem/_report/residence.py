@@ -16,7 +16,7 @@ from torch_tandem._program.tracebacks import PACKAGE
 from torch_tandem._report.types import Model
 
 _looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
-_named = WeakIdKeyDictionary()  # parameters of the models in `_elsewhere`
+_named = WeakIdKeyDictionary()  # the keys in `_elsewhere`, by the parameters of the models
 _elsewhere: dict[str, Model] = {}
 
 _TORCH = (os.path.dirname(torch.__file__), PACKAGE)
@@ -43,9 +43,10 @@ def _note(what: str, parameters: list[torch.Tensor]) -> None:
     devices = {p.device.type for p in parameters} - {"meta"}
     if not devices or "tandem" in devices or any(p in _named for p in parameters):
         return
-    for parameter in parameters:
-        _named[parameter] = True
     line, library = _place(sys._getframe(2))
+    key = f"{what} {line}"
+    for parameter in parameters:
+        _named[parameter] = key
     entry: Model = {
         "what": what,
         "line": line,
@@ -53,7 +54,7 @@ def _note(what: str, parameters: list[torch.Tensor]) -> None:
         "device": min(devices),
         "parameters": len(parameters),
     }
-    _elsewhere.setdefault(f"{what} {line}", entry)
+    _elsewhere.setdefault(key, entry)
 
 
 def _place(frame: FrameType | None) -> tuple[str, str]:
@@ -77,7 +78,8 @@ def _place(frame: FrameType | None) -> tuple[str, str]:
 
 def models() -> list[Model]:
     """Return the models that are not on the device, in the order in which they ran."""
-    return list(_elsewhere.values())
+    moved = {key for parameter, key in list(_named.items()) if parameter.device.type == "tandem"}
+    return [entry for key, entry in _elsewhere.items() if key not in moved]
 
 
 def clear() -> None:

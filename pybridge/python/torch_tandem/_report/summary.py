@@ -15,9 +15,11 @@ from torch_tandem._report.findings import (
     duration,
     failed_audits,
     findings,
+    is_settled,
     iterations,
     late_calls,
     models,
+    percent,
     shares_of_time,
     short_line,
     size,
@@ -85,8 +87,9 @@ def _facts(report: Report, verbose: bool) -> Table:
     grid.add_row("operators", _operators(report))
     if report["ops_other_threads"]:
         grid.add_row("", f"{report['ops_other_threads']:,} from other threads, run imperatively")
+    whole = "" if is_settled(report) else " (of the whole run, with imports)"
     for runner, shares in shares_of_time(report).items():
-        grid.add_row(runner, ", ".join(f"{share} {what}" for what, share in shares.items()))
+        grid.add_row(runner, ", ".join(f"{share} {what}" for what, share in shares.items()) + whole)
     if verbose:
         for row in _details(report):
             grid.add_row(*row)
@@ -97,13 +100,13 @@ def _facts(report: Report, verbose: bool) -> Table:
 def _operators(report: Report) -> str:
     """Return the number of operator calls that were co-executed, of the later iterations and of all."""
     captured, on_host = report["ops_captured"], report["ops_on_host"]
-    share = _percent(report["ops_coexecuted"], captured + on_host)
+    share = percent(report["ops_coexecuted"], captured + on_host)
     calls = f"{captured:,} captured" + (f", about {on_host:,} on host tensors" if on_host else "")
     late = late_calls(report)
     if late is None:
         return f"{calls}, {share} co-executed"
     name = {10: "tenth", 5: "fifth"}[late.after]
-    settled = _percent(late.coexecuted, late.calls)
+    settled = percent(late.coexecuted, late.calls)
     return f"{settled} co-executed after the {name} iteration ({calls}, {share} of all calls co-executed)"
 
 
@@ -229,10 +232,6 @@ def _table(columns: Iterable[str], rows: list[tuple]) -> Table:
 
 def _total(entries: Iterable[Divergence | Feed | Fetch | Kernel]) -> str:
     return f"{sum(entry['count'] for entry in entries):,}"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "0 %"
 
 
 def _plural(number: int, noun: str) -> str:

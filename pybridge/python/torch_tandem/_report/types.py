@@ -223,6 +223,8 @@ class Report(CoreReport):
     models_elsewhere: list[Model]
     candidates: list[Candidate]
     collectives: list[Collective]
+    iteration_ends: str  # what ends most iterations, such as `optimizer.step()`; "" if nothing has
+    device_alias: bool  # whether "cuda" means Tandem
     machine: Machine | None  # None unless kernels of the cpu executor were measured
 
 

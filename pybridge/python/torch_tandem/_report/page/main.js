@@ -33,7 +33,7 @@ function figures({ report: r, times: t }) {
   ];
   const ran = ways.filter(([, number, always]) => number || always);
   const shown = [
-    ...(t.step ? [["An iteration", duration(t.step), `${compact(1e6 / t.step)} a second, median`]] : []),
+    ...(t.step ? [["An iteration", duration(t.step), `${compact(1e6 / t.step)} a second, mean`]] : []),
     ["Iterations", count(steps), ran.map(([how, number]) => `${count(number)} ${how}`).join(", ")],
     [
       "Co-executed",
