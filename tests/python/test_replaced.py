@@ -162,7 +162,15 @@ def test_moves_to_cuda_return_what_is_there(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("source", ["print(x.is_cpu)", "if not t.is_cpu: pass"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(x.is_cpu)",
+        "y = x.to_mkldnn()",
+        "torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)",
+        "torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)",
+    ],
+)
 def test_a_script_that_asks_for_the_host_is_not_adopted(source):
     from torch_tandem._program.adoptable import names_a_device
 

@@ -229,6 +229,33 @@ def test_synthetic_data_is_what_the_types_say():
         check(json.loads(json.dumps(value)), kind)
 
 
+# --- Divergences ---
+
+DIVERGING = """
+import json, torch, torch_tandem
+x = torch.ones(3, device="tandem")
+for i in range(40):
+    torch.zeros(3, device="tandem", dtype=torch.int64 if i == 30 else torch.float32)
+    with torch.set_grad_enabled(i != 33):
+        y = x * 2
+    torch.stack([x] * (3 if i == 36 else 2)).cpu()
+    torch_tandem.mark_step()
+print(json.dumps([[d["what"], d["expected"], d["got"], d["reason"]] for d in torch_tandem.report()["divergences"]]))
+"""
+
+
+def test_divergences_are_told_in_pytorchs_words():
+    ran = subprocess.run([sys.executable, "-c", DIVERGING], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    known = ("dtype = torch.float32", "grad mode on", "tensors = 2 tensors")
+    found = [entry for entry in json.loads(ran.stdout) if entry[1] in known]
+    assert found == [
+        ["attribute", known[0], "torch.int64", f"expected {known[0]}, got torch.int64"],
+        ["modes", known[1], "grad mode off", f"expected {known[1]}, got grad mode off"],
+        ["attribute", known[2], "3 tensors", f"expected {known[2]}, got 3 tensors"],
+    ], ran.stdout
+
+
 # --- Findings ---
 
 

@@ -106,13 +106,23 @@ fn input_text(spec: InputSpec) -> &'static str {
     }
 }
 
-fn modes_text(modes: u64) -> String {
-    let requiring: Vec<String> = (0..56).filter(|i| modes >> i & 1 == 1).map(|i| i.to_string()).collect();
-    let grad = if modes >> 63 == 1 { "on" } else { "off" };
-    let default = Dtype((modes >> 56 & 0x7f) as u8).name();
-    let inputs =
-        if requiring.is_empty() { "no input".into() } else { format!("inputs {}", requiring.join(", ")) };
-    format!("grad mode {grad}, default dtype {default}, requires_grad of {inputs}")
+/// The parts of two calls' modes that differ, as texts.
+fn unequal_modes(one: u64, two: u64) -> [String; 2] {
+    let parts = |modes: u64| {
+        let requiring: Vec<String> = (0..56).filter(|i| modes >> i & 1 == 1).map(|i| i.to_string()).collect();
+        let grad = if modes >> 63 == 1 { "on" } else { "off" };
+        let default = Dtype((modes >> 56 & 0x7f) as u8).name();
+        let inputs =
+            if requiring.is_empty() { "no input".into() } else { format!("inputs {}", requiring.join(", ")) };
+        [
+            format!("grad mode {grad}"),
+            format!("default dtype {default}"),
+            format!("requires_grad of {inputs}"),
+        ]
+    };
+    let (one, two) = (parts(one), parts(two));
+    let unequal: Vec<usize> = (0..one.len()).filter(|i| one[*i] != two[*i]).collect();
+    [one, two].map(|parts| unequal.iter().map(|i| parts[*i].as_str()).collect::<Vec<_>>().join(", "))
 }
 
 impl Difference {
@@ -140,7 +150,8 @@ impl Difference {
             return differs(What::Device, device(key.device), device(call.device));
         }
         if key.modes != mode_bits(call) {
-            return differs(What::Modes, modes_text(key.modes), modes_text(mode_bits(call)));
+            let [expected, got] = unequal_modes(key.modes, mode_bits(call));
+            return differs(What::Modes, expected, got);
         }
         for (i, (sources, input)) in node.sources.iter().zip(&call.inputs).enumerate() {
             if let Place::Storage { name, .. } = input.place
@@ -170,7 +181,7 @@ impl Difference {
     pub fn sentence(&self) -> String {
         match self.what {
             What::Operator => format!("expected {}", self.expected),
-            What::Branch => format!("none of {}", self.expected),
+            What::Branch => format!("none of {}, got {}", self.expected, self.got),
             What::End => "expected the iteration to end".into(),
             What::Location => "the same operator, but at another place".into(),
             _ => format!("expected {}, got {}", self.expected, self.got),

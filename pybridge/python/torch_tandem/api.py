@@ -8,7 +8,7 @@ import torch
 from torch_tandem import _core, cuda_alias, distributed
 from torch_tandem._device import iterations
 from torch_tandem._functions import counters, decorate, function
-from torch_tandem._report import candidates, machine, notes, page, perfetto, residence
+from torch_tandem._report import candidates, divergences, machine, notes, page, perfetto, residence
 from torch_tandem._report.summaries import summaries
 from torch_tandem._report.types import Adapter, Mode, Report
 
@@ -66,6 +66,7 @@ def report() -> Report:
     return {
         **core,
         "notes": [*core["notes"], *notes.lines(), *decorate.notes()],
+        "divergences": [divergences.readable(divergence) for divergence in core["divergences"]],
         "functions": function.counters(),
         "models_elsewhere": residence.models(),
         "candidates": candidates.found(),

@@ -201,14 +201,19 @@ impl Cursor {
             [] => Difference { what: What::End, expected: "the iteration's end".into(), got: got() },
             [one] => Difference::of(graph.node(one), call, name),
             _ => {
-                let same = candidates.iter().filter(|c| graph.node(**c).key.op == call.op).count();
-                let expected = match same {
-                    0 => format!("{} known branches", candidates.len()),
-                    n => {
-                        format!("{} known branches, {n} of which begin with this operator", candidates.len())
-                    }
+                let is_same = |c: &&NodeId| graph.node(**c).key.op == call.op;
+                let (known, same) = (candidates.len(), candidates.iter().filter(is_same).count());
+                let Some(latest) = candidates.iter().rfind(is_same) else {
+                    return Difference {
+                        what: What::Branch,
+                        expected: format!("{known} known branches"),
+                        got: got(),
+                    };
                 };
-                Difference { what: What::Branch, expected, got: got() }
+                let Difference { expected, got, .. } = Difference::of(graph.node(*latest), call, name);
+                let expected =
+                    format!("{known} known branches, {same} of them with this operator, one with {expected}");
+                Difference { what: What::Branch, expected, got }
             }
         }
     }
@@ -463,7 +468,10 @@ mod tests {
         let branch = difference(after(at(A, 1)), 7);
         assert_eq!((branch.what, &*branch.expected), (What::Branch, "2 known branches"));
         let same = difference(after(at(A, 1)), 3).expected;
-        assert_eq!(same, "2 known branches, 1 of which begin with this operator");
+        assert!(
+            same.starts_with("2 known branches, 1 of them with this operator, one with input 0 from"),
+            "{same}"
+        );
     }
 
     #[test]

@@ -8,6 +8,8 @@ from types import CodeType
 
 # The words that choose a device, in lower case. `dumps` is none.
 _DEVICE = re.compile("cuda|device|is_cpu|tandem|xpu|(?<![a-z])mps(?![a-z])")
+# Names of what PyTorch has on the host alone: quantized tensors and oneDNN's layouts.
+_HOST_ONLY = re.compile("mkldnn|quantize_dynamic|quantize_per_|qint(8|32)|quint8|prepare_(qat|fx)|convert_fx")
 
 # fmt: off
 LIBRARIES = frozenset(
@@ -29,14 +31,14 @@ SciPy and scikit-learn name the host for arrays of other libraries. They take te
 def names_a_device(source: str) -> bool:
     """Whether a script chooses devices itself.
 
-    The script does if a name, attribute, keyword or string in it contains a word of `_DEVICE`. Comments and
-    docstrings are ignored.
+    The script does if a name, attribute, keyword or string in it contains a word of `_DEVICE` or
+    `_HOST_ONLY`. Comments and docstrings are ignored.
     """
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return True  # running the script will raise the error
-    return any(map(_DEVICE.search, _words(tree)))
+    return any(_DEVICE.search(word) or _HOST_ONLY.search(word) for word in _words(tree))
 
 
 def _words(tree: ast.AST) -> Iterator[str]:
