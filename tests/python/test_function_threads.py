@@ -51,12 +51,12 @@ def test_a_call_whose_thread_is_no_longer_the_programs_runs_in_python(monkeypatc
         torch_tandem.mark_step()
         torch_tandem.mark_step()
 
-    def states() -> list:
+    def states(state) -> list:
         monkeypatch.setattr(recorder, "_random_states", original)
         thread = threading.Thread(target=become_the_programs)
         thread.start()
         thread.join()
-        return original()
+        return original(state)
 
     monkeypatch.setattr(recorder, "_random_states", states)
     assert step(x).tolist() == [3, 3, 3]

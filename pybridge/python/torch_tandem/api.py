@@ -12,6 +12,8 @@ from torch_tandem._report import candidates, divergences, machine, notes, page, 
 from torch_tandem._report.summaries import summaries
 from torch_tandem._report.types import Adapter, Mode, Report
 
+# Number of operator calls on the host, of which one in 64 is counted, that are enough for an estimate.
+_FEWEST_HOST_CALLS = 8 * 64
 _UNRECORDED = "torch_tandem.record() was not called before the operators ran"
 
 
@@ -65,6 +67,7 @@ def report() -> Report:
     compared = core["kernels"] and core["executor"] == "cpu"
     return {
         **core,
+        "ops_on_host": core["ops_on_host"] if core["ops_on_host"] >= _FEWEST_HOST_CALLS else 0,
         "notes": [*core["notes"], *notes.lines(), *decorate.notes()],
         "divergences": [divergences.readable(divergence) for divergence in core["divergences"]],
         "functions": function.counters(),

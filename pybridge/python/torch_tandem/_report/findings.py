@@ -17,8 +17,6 @@ NOTABLE = 0.05
 # Number of iterations that are too few for a conclusion, and number of first iterations to leave out, in
 # which most of the tracing happens.
 FEW = 10
-# Number of operator calls on the host, of which one in 64 is counted, that are enough for an estimate.
-HOST_CALLS = 8 * 64
 # Share of the time in which kernels run above which they set the pace, and below which Python does.
 MOST, HALF = 0.85, 0.5
 
@@ -64,7 +62,7 @@ def verdict(report: Report) -> str:
     if is_traced_only(report):
         ran = f"{_calls(report['ops_captured'])} ran one by one, because the mode is trace."
         return " ".join([*elsewhere, ran])
-    on_host = _host_calls(report)
+    on_host = report["ops_on_host"]
     parts = [
         f"{percent(report['ops_coexecuted'], captured + on_host)} of {_calls(captured + on_host)} co-executed"
     ]
@@ -83,11 +81,6 @@ def verdict(report: Report) -> str:
 def is_traced_only(report: Report) -> bool:
     """Whether each operator ran at once because the program or its environment has chosen the mode trace."""
     return report["mode"] == "trace" and not report["ops_coexecuted"]
-
-
-def _host_calls(report: Report) -> int:
-    """Return the number of operator calls on the host, or 0 if too few were seen for an estimate."""
-    return report["ops_on_host"] if report["ops_on_host"] >= HOST_CALLS else 0
 
 
 def _steps(report: Report) -> int:
