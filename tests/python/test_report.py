@@ -240,7 +240,8 @@ for i in range(40):
         y = x * 2
     torch.stack([x] * (3 if i == 36 else 2)).cpu()
     torch_tandem.mark_step()
-print(json.dumps([[d["what"], d["expected"], d["got"], d["reason"]] for d in torch_tandem.report()["divergences"]]))
+found = torch_tandem.report()["divergences"]
+print(json.dumps([[d[name] for name in ("what", "expected", "got", "reason")] for d in found]))
 """
 
 
