@@ -230,6 +230,30 @@ def test_parts_of_a_result(of):
     assert function.cache_info().hits > 0, function.reason()
 
 
+@pytest.mark.parametrize("of", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("write", [lambda r: r.mul_(2), lambda r: r.relu_(), lambda r: r.data.mul_(2)])
+def test_parts_of_a_result_are_changed_in_place(of, write):
+    """PyTorch refuses changes of one of several views, but not of a slice."""
+
+    def run(device, wrap):
+        leaf = torch.ones(6, device=device, requires_grad=True)
+        function, found = wrap(lambda x: of(x * leaf)), []
+        for i in range(14):
+            leaf.grad = None
+            part = function(data(4, 6, seed=i).to(device))[-1]
+            try:
+                write(part)
+                part.sum().backward()
+                found.append(leaf.grad.tolist())
+            except RuntimeError as error:
+                found.append(str(error).partition(" is a view")[2])
+        return found, function
+
+    eager, _ = run("cpu", lambda f: f)
+    ours, function = run("tandem", torch_tandem.function)
+    assert ours == eager, function.reason()
+
+
 def test_overlapping_results_that_require_grad_are_not_replayed():
     layer = torch.nn.Linear(6, 4).to("tandem")
     function = torch_tandem.function(lambda x: (h := layer(x), h[:1]))

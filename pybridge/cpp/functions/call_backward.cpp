@@ -6,6 +6,7 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -166,6 +167,14 @@ bool differ_in_inputs(int64_t one, int64_t two) {
   return !std::equal(a->arguments.begin(), a->arguments.end(), b->arguments.begin(), b->arguments.end(), same);
 }
 
+// A tensor without a graph on the elements of `t`, which counts writes with it.
+at::Tensor alias_of(const at::Tensor& t) {
+  const TensorMetadata metadata(t);
+  auto alias = window(t.storage(), metadata.record(t.storage_offset()));
+  alias.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
+  return alias;
+}
+
 // The node of a call whose results require grad.
 class CallBackward : public StepwiseNode {
  public:
@@ -181,8 +190,13 @@ class CallBackward : public StepwiseNode {
   // Frees what the latest pass has used.
   void release_variables() override { freed_ |= latest_; }
 
-  // Adds a result from which a pass may begin.
-  void add_root(const NodePointer& self, const at::Tensor& t) {
+  // Adds a result from which a pass may begin. One of several views becomes a view here too, of a base of its own.
+  void add_root(const NodePointer& self, const at::Tensor& t, torch::autograd::CreationMeta creation) {
+    if (creation != torch::autograd::CreationMeta::DEFAULT && !t.is_view()) {
+      const auto base = alias_of(t);
+      torch::autograd::as_view(base, t, /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/true,
+                               /*view_func=*/nullptr, /*rev_view_func=*/nullptr, creation);
+    }
     torch::autograd::impl::set_gradient_edge(t, {self, add_input_metadata(t)});
     if (has_several_results()) results_.emplace_back(t);
   }
@@ -761,15 +775,14 @@ Cut cut_out(at::TensorList results, at::TensorList arguments, uint64_t first) {
   return graph;
 }
 
-std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results) {
+std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results,
+                                        c10::ArrayRef<torch::autograd::CreationMeta> creations) {
   const auto made = make_node<RecordedBackward>(id, std::move(graph), std::move(around));
   const NodePointer node = made;
   std::vector<at::Tensor> attached;
-  for (const auto& t : results) {
-    const TensorMetadata metadata(t);
-    auto alias = window(t.storage(), metadata.record(t.storage_offset()));
-    alias.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
-    made->add_root(node, alias);
+  for (size_t i = 0; i < results.size(); i++) {
+    auto alias = alias_of(results[i]);
+    made->add_root(node, alias, creations[i]);
     attached.push_back(std::move(alias));
   }
   return attached;
@@ -783,7 +796,7 @@ void attach_replayed(Left&& left, at::TensorList results) {
     const auto& result = call->results[i];
     if (result.kind != Result::kKept) continue;
     made->note_result(results[i], result.index);
-    if (result.requires_grad) made->add_root(node, results[i]);
+    if (result.requires_grad) made->add_root(node, results[i], result.creation);
   }
 }
 

@@ -71,7 +71,8 @@ struct Surroundings {
 };
 
 // Returns tensors in place of the results of the recorded call `id`. The tensors belong to a node that runs the graph.
-std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results);
+std::vector<at::Tensor> attach_recorded(int64_t id, Cut&& graph, Surroundings&& around, at::TensorList results,
+                                        c10::ArrayRef<torch::autograd::CreationMeta> creations);
 
 // Tensors and storages that a replayed call keeps for its backward pass.
 struct Left {

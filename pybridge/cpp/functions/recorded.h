@@ -197,6 +197,8 @@ struct Result {
   bool is_inference = false;
   // Whether the call itself has run the backward pass of the result and freed its graph.
   bool is_consumed = false;
+  // For a result with a graph: whether it may be changed in place, which PyTorch refuses for one of several views.
+  torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;
   // Set for a result that is a view in autograd, or the base of another result.
   std::optional<View> view;
   // The first result that is the same tensor, if there is an earlier one. Autograd keeps a gradient as it is if nothing
@@ -206,7 +208,7 @@ struct Result {
   bool operator==(const Result& other) const {
     return kind == other.kind && index == other.index && window == other.window && offset == other.offset &&
            requires_grad == other.requires_grad && is_inference == other.is_inference &&
-           is_consumed == other.is_consumed && view == other.view && same == other.same;
+           is_consumed == other.is_consumed && creation == other.creation && view == other.view && same == other.same;
   }
 };
 

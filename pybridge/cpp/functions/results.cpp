@@ -105,6 +105,7 @@ void Recorder::find_results(at::TensorList results, const std::vector<bool>& con
     if (has_graph && result->kind != Result::kArgument && result->kind != Result::kWatched) {
       result->requires_grad = true;
       result->is_consumed = consumed[i];
+      if (t.is_view()) result->creation = torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta();
       if (!consumed[i] && result->kind != Result::kKept)
         refuse("a result that requires grad is a view of a tensor from outside of the call. Return a copy (clone())");
       else if (!consumed[i] && !attaches)
@@ -217,13 +218,15 @@ std::optional<Cut> Recorder::find_graph(at::TensorList results, bool has_backwar
 
 void Recorder::attach(int64_t id, Cut&& graph, Surroundings&& around, std::vector<at::Tensor>& results) const {
   std::vector<at::Tensor> attached;
+  std::vector<torch::autograd::CreationMeta> creations;
   std::vector<size_t> numbers;
   for (size_t i = 0; i < results.size(); i++) {
     if (!call_.results[i].requires_grad || call_.results[i].kind != Result::kKept) continue;
     numbers.push_back(i);
     attached.push_back(results[i]);
+    creations.push_back(call_.results[i].creation);
   }
-  attached = attach_recorded(id, std::move(graph), std::move(around), attached);
+  attached = attach_recorded(id, std::move(graph), std::move(around), attached, creations);
   for (size_t i = 0; i < numbers.size(); i++) results[numbers[i]] = std::move(attached[i]);
 }
 
