@@ -6,7 +6,9 @@
 //! that they held at the previous check.
 //!
 //! **Speed.** A value that has not been replaced is still the same object, so one comparison of pointers is enough.
-//! CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict takes one comparison too.
+//! CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict takes one comparison too. A list of steps
+//! names the values that have to be looked at even so; what the steps read is stored apart from the rest, so that it
+//! fits the first-level cache.
 //! **Validity of pointers.** A value's pointer is followed only after the object that holds the value was found to be
 //! the same and still to hold it. The check itself holds the objects at which the walk begins. No Python code runs
 //! meanwhile; values that are reached by Python code, such as the items of a set, are compared last.
@@ -15,9 +17,8 @@
 //! The referent of a weak reference is compared with the reference, and the items of tuples are compared each time.
 
 use std::collections::HashSet;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyValueError;
@@ -38,6 +39,8 @@ enum Access {
     Key(Py<PyAny>),
     /// Attribute that is implemented in C.
     Attribute(Py<PyString>),
+    /// Such an attribute, and where it is in objects of a built-in type: the type's address, and the offset in bytes.
+    Member(Py<PyString>, usize, usize),
     /// The dict of an object's attributes.
     Attributes,
     /// Item of a list or a tuple.
@@ -77,30 +80,60 @@ struct Value {
     children: Vec<usize>,
     /// Whether Python code has to run to reach the value.
     is_late: bool,
-    /// Whether the value is a Python function. Its code, defaults and closure are compared as pointers.
-    is_function: bool,
+    /// The value's number among Python functions, whose objects are compared as pointers; `usize::MAX` for others.
+    function: usize,
     /// Whether the value is a list, dict or set that is reached from another value.
     is_distinct: bool,
 }
 
-/// The object that a value was in the latest comparison, null for no object.
+/// What the latest comparison has found.
 #[derive(Default)]
-struct Last {
-    object: *mut PyObject,
-    /// The object, if it was found equal to the expected one.
-    held: Option<Py<PyAny>>,
-    /// Number of the latest change, if the object is a dict.
-    changes: u64,
-    /// Pointers in the object, if it is a function.
-    function: [usize; FUNCTION_WORDS],
+struct Memory {
+    /// The object that each value was, null for no object.
+    objects: Vec<*mut PyObject>,
+    /// The number of the latest change of each value that is a dict, and `NO_DICT` for others.
+    changes: Vec<u64>,
+    /// The pointers in each function's object.
+    functions: Vec<[usize; FUNCTION_WORDS]>,
+    /// The objects that were found equal to the expected ones.
+    held: Vec<Option<Py<PyAny>>>,
+    /// Whether the roots are noted. They stay the same, since the check holds them.
+    knows_roots: bool,
+    /// Whether an object was replaced since all pairs were found to be the same object.
+    is_replaced: bool,
+    /// Whether a container was replaced since all containers were found to be different.
+    is_container_replaced: bool,
 }
 
 // SAFETY: only the thread that holds the GIL follows the pointers, after the objects that hold them were compared.
-unsafe impl Send for Last {}
+unsafe impl Send for Memory {}
 
-/// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults and
-/// closure, in CPython 3.11 to 3.14 (`_Py_COMMON_FIELDS` in `funcobject.h`).
-const FUNCTION_WORDS: usize = 8;
+const NO_DICT: u64 = u64::MAX;
+
+/// `_Py_T_OBJECT` of `descrobject.h`.
+const OBJECT: c_int = 6;
+
+/// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults, closure,
+/// doc and dict, in CPython 3.11 to 3.14 (`funcobject.h`).
+const FUNCTION_WORDS: usize = 10;
+
+/// One step of each comparison.
+struct Step {
+    /// The value's number.
+    number: usize,
+    action: Action,
+}
+
+enum Action {
+    /// Note the object that a weak reference refers to.
+    Referent,
+    /// Note an argument of the call, by number.
+    Argument(usize),
+    /// Compare the pointers in a function's object, by the function's number, and what it holds if they differ.
+    Function(usize),
+    /// Compare the object's type, 0 for any, and length, -1 for any, and the objects that it holds.
+    Visit(usize, isize),
+}
 
 /// The values of a state, each after the values from which it is reached.
 #[pyclass(frozen, module = "torch_tandem._core")]
@@ -110,9 +143,11 @@ pub struct StateCheck {
     shared: Vec<(usize, usize)>,
     /// Lists, dicts and sets that are different objects, and must remain so: code may compare or change them.
     distinct: Vec<usize>,
-    /// Whether one of these was replaced since they were last found to be different.
-    is_replaced: AtomicBool,
-    last: Mutex<Vec<Last>>,
+    /// The numbers of the values that are roots, and of those that are reached by Python code.
+    roots: Vec<usize>,
+    late: Vec<usize>,
+    steps: Vec<Step>,
+    memory: Mutex<Memory>,
     /// Whether dicts count their changes.
     counts_changes: bool,
 }
@@ -126,11 +161,18 @@ impl StateCheck {
     #[new]
     fn new(py: Python<'_>, listed: Vec<Listed<'_>>) -> PyResult<StateCheck> {
         let mut values: Vec<Value> = Vec::with_capacity(listed.len());
-        let mut shared = Vec::new();
+        let (mut shared, mut functions) = (Vec::new(), 0);
         for (i, (access, parent, operand, kind, expected, n)) in listed.into_iter().enumerate() {
-            let access = parse_access(access, operand)?;
+            let mut access = parse_access(access, operand)?;
+            if let Access::Attribute(name) = &access
+                && let Some((kind, offset)) = values.get(parent).and_then(|value| value.member(name.bind(py)))
+            {
+                access = Access::Member(name.clone_ref(py), kind, offset);
+            }
             let has_parent = !matches!(access, Access::Root(_) | Access::Referent(_) | Access::Argument(_));
             let is_function = kind == 's' && is_function(&expected);
+            let function = if is_function { functions } else { usize::MAX };
+            functions += usize::from(is_function);
             let expected = parse_expected(kind, expected, n)?;
             let is_earlier = |number: usize| number < i;
             let other = if let Expected::As(other) = expected { Some(other) } else { None };
@@ -146,20 +188,30 @@ impl StateCheck {
             shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
             let is_distinct = !is_late && is_reached(&access) && is_of_containers(py, &expected);
             let children = Vec::new();
-            values.push(Value { access, expected, parent, children, is_late, is_function, is_distinct });
+            values.push(Value { access, expected, parent, children, is_late, function, is_distinct });
         }
-        let distinct = (0..values.len()).filter(|i| values[*i].is_distinct).collect();
-        let last = Mutex::new(values.iter().map(|_| Last::default()).collect());
+        let numbers = |which: fn(&Value) -> bool| (0..values.len()).filter(|i| which(&values[*i])).collect();
+        let distinct = numbers(|value| value.is_distinct);
+        let roots = numbers(|value| matches!(value.access, Access::Root(_)));
+        let late = numbers(|value| value.is_late);
+        let steps = values.iter().enumerate().flat_map(|(i, value)| value.steps(i)).collect();
+        let memory = Mutex::new(Memory {
+            objects: vec![std::ptr::null_mut(); values.len()],
+            changes: vec![0; values.len()],
+            functions: vec![[0; FUNCTION_WORDS]; functions],
+            held: values.iter().map(|_| None).collect(),
+            ..Memory::default()
+        });
         // CPython 3.13 has no `ma_version_tag`.
         let counts_changes = py.version_info() < (3, 13);
-        Ok(StateCheck { values, shared, distinct, is_replaced: AtomicBool::new(true), last, counts_changes })
+        Ok(StateCheck { values, shared, distinct, roots, late, steps, memory, counts_changes })
     }
 
     /// Returns the number of the first value that differs in a call with these objects as arguments, or -1.
     fn __call__(&self, objects: &Bound<'_, PyList>) -> isize {
         // Another thread, or a function that the comparison calls, is already comparing this state.
-        let Ok(mut last) = self.last.try_lock() else { return 0 };
-        match self.compare(objects, &mut last) {
+        let Ok(mut memory) = self.memory.try_lock() else { return 0 };
+        match self.compare(objects, &mut memory) {
             Ok(()) => -1,
             Err(number) => number as isize,
         }
@@ -169,15 +221,15 @@ impl StateCheck {
     /// of their values. Returns nothing if a value differs.
     fn containers<'py>(&self, objects: &Bound<'py, PyList>) -> Vec<(usize, Bound<'py, PyAny>)> {
         let py = objects.py();
-        let Ok(mut last) = self.last.try_lock() else { return Vec::new() };
-        if self.compare_early(objects, &mut last).is_err() {
+        let Ok(mut memory) = self.memory.try_lock() else { return Vec::new() };
+        if self.compare_early(objects, &mut memory).is_err() {
             return Vec::new();
         }
         let is_container = |value: &Value| {
             !value.is_late && matches!(value.expected, Expected::Type(_) | Expected::Sized(..))
         };
         // SAFETY: the comparison has found the objects where they are held, and nothing has run since.
-        let found = |i: usize| unsafe { Bound::from_borrowed_ptr_or_opt(py, last[i].object) };
+        let found = |i: usize| unsafe { Bound::from_borrowed_ptr_or_opt(py, memory.objects[i]) };
         let numbers = (0..self.values.len()).filter(|i| is_container(&self.values[*i]));
         // A tuple cannot change, so it does not matter which of two equal ones is there.
         numbers
@@ -188,8 +240,8 @@ impl StateCheck {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.values.iter().flat_map(Value::objects).try_for_each(|object| visit.call(object))?;
-        let Ok(last) = self.last.try_lock() else { return Ok(()) };
-        last.iter().filter_map(|value| value.held.as_ref()).try_for_each(|object| visit.call(object))
+        let Ok(memory) = self.memory.try_lock() else { return Ok(()) };
+        memory.held.iter().flatten().try_for_each(|object| visit.call(object))
     }
 }
 
@@ -241,115 +293,168 @@ impl Value {
         held.into_iter().chain(compared)
     }
 
-    /// The type and the length that the object must have at each visit: the type if another type can be assigned to it,
-    /// the length if it can change.
-    fn shape(&self) -> (Option<usize>, Option<isize>) {
-        match &self.expected {
-            Expected::Referent(_, kind) => (Some(*kind), None),
-            Expected::Type(kind) => (Some(kind.as_ptr() as usize), None),
-            Expected::Sized(kind, n) => (Some(kind.as_ptr() as usize), Some(*n)),
-            _ => (None, None),
+    /// Where an attribute is in the objects that this value may be: the address of their type, and the offset in bytes.
+    /// Returns nothing if the type is unknown or can be changed, or if the attribute is not simply stored.
+    fn member(&self, name: &Bound<'_, PyString>) -> Option<(usize, usize)> {
+        let py = name.py();
+        let kind = match &self.expected {
+            Expected::Same(object) => object.bind(py).get_type(),
+            Expected::Type(kind) | Expected::Sized(kind, _) => kind.bind(py).cast::<PyType>().ok()?.clone(),
+            _ => return None,
+        };
+        // SAFETY: the functions take any type.
+        let is_heap = unsafe { ffi::PyType_GetFlags(kind.as_type_ptr()) } & ffi::Py_TPFLAGS_HEAPTYPE != 0;
+        let found = kind.getattr("__dict__").ok()?.get_item(name).ok()?;
+        if is_heap || found.get_type().name().ok()? != "member_descriptor" {
+            return None;
         }
+        // SAFETY: a member's descriptor has five pointers before that of the member (`descrobject.h`), in CPython 3.11
+        // to 3.14. The descriptors of built-in types are never freed.
+        let member = unsafe { &**found.as_ptr().cast::<*const ffi::PyMemberDef>().add(5) };
+        let is_object = matches!(member.type_code, ffi::Py_T_OBJECT_EX | OBJECT);
+        (is_object && member.offset > 0).then(|| (kind.as_ptr() as usize, member.offset as usize))
+    }
+
+    /// The steps of each comparison for the value with this number.
+    fn steps(&self, number: usize) -> impl Iterator<Item = Step> {
+        let reached = match self.access {
+            Access::Referent(_) => Some(Action::Referent),
+            Access::Argument(argument) => Some(Action::Argument(argument)),
+            _ => None,
+        };
+        // A container that was empty may have got items. The type is compared if another one can be assigned to it.
+        let visit = match &self.expected {
+            _ if self.function != usize::MAX => Some(Action::Function(self.function)),
+            Expected::Sized(kind, n) => Some(Action::Visit(kind.as_ptr() as usize, *n)),
+            Expected::Referent(_, kind)
+                if !self.children.is_empty() || matches!(self.access, Access::Root(_)) =>
+            {
+                Some(Action::Visit(*kind, -1))
+            }
+            _ if self.children.is_empty() => None,
+            Expected::Type(kind) => Some(Action::Visit(kind.as_ptr() as usize, -1)),
+            _ => Some(Action::Visit(0, -1)),
+        };
+        let actions = [reached, visit].into_iter().flatten().filter(|_| !self.is_late);
+        actions.map(move |action| Step { number, action })
     }
 }
 
 impl StateCheck {
     /// Compares all values. If one differs, returns its number as the error.
-    fn compare(&self, objects: &Bound<'_, PyList>, last: &mut [Last]) -> Result<(), usize> {
-        let late = self.compare_early(objects, last)?;
-        if late.is_empty() { Ok(()) } else { self.compare_late(objects.py(), &late, last) }
+    fn compare(&self, objects: &Bound<'_, PyList>, memory: &mut Memory) -> Result<(), usize> {
+        self.compare_early(objects, memory)?;
+        if self.late.is_empty() { Ok(()) } else { self.compare_late(objects.py(), memory) }
     }
 
-    /// Compares the values that are reached without Python code. Returns the numbers of the others.
-    fn compare_early(&self, objects: &Bound<'_, PyList>, last: &mut [Last]) -> Result<Vec<usize>, usize> {
+    /// Compares the values that are reached without Python code.
+    fn compare_early(&self, objects: &Bound<'_, PyList>, memory: &mut Memory) -> Result<(), usize> {
         let py = objects.py();
-        let mut late = Vec::new();
-        for (i, value) in self.values.iter().enumerate() {
-            if value.is_late {
-                late.push(i);
-                continue;
+        if !memory.knows_roots {
+            for i in self.roots.iter().copied() {
+                let Access::Root(object) = &self.values[i].access else { continue };
+                self.note(py, i, object.as_ptr(), memory)?;
             }
-            match &value.access {
-                Access::Root(object) => self.note(py, i, object.as_ptr(), last)?,
-                Access::Referent(reference) => {
+            memory.knows_roots = true;
+        }
+        for Step { number, action } in &self.steps {
+            let i = *number;
+            match *action {
+                Action::Function(function) => self.visit_function(py, i, function, memory)?,
+                Action::Visit(kind, length) => self.visit(py, i, kind, length, memory)?,
+                Action::Argument(argument) => {
+                    let object = objects.get_item(argument).map_err(|_| i)?;
+                    self.note(py, i, object.as_ptr(), memory)?;
+                }
+                Action::Referent => {
+                    let Access::Referent(reference) = &self.values[i].access else { continue };
                     let object = referent(reference.bind(py));
                     // The program still holds the object, and nothing runs that could drop it.
-                    self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), last)?;
+                    self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), memory)?;
                 }
-                Access::Argument(number) => {
-                    let object = objects.get_item(*number).map_err(|_| i)?;
-                    self.note(py, i, object.as_ptr(), last)?;
-                }
-                _ => {}
-            }
-            // A container that was empty may have got items.
-            if !value.children.is_empty()
-                || value.is_function
-                || matches!(value.expected, Expected::Sized(..))
-            {
-                self.visit(py, i, last)?;
             }
         }
         // The earlier value of a pair may be reached after the later one, so pairs are compared when all objects are
         // known.
-        for (i, other) in &self.shared {
-            if last[*i].object != last[*other].object {
+        if memory.is_replaced {
+            let differs = |(i, other): &&(usize, usize)| memory.objects[*i] != memory.objects[*other];
+            if let Some((i, _)) = self.shared.iter().find(differs) {
                 return Err(*i);
             }
+            memory.is_replaced = false;
         }
-        if self.is_replaced.load(Ordering::Relaxed) {
+        if memory.is_container_replaced {
             let mut met = HashSet::new();
-            let mut is_new = |i: &&usize| last[**i].object.is_null() || met.insert(last[**i].object);
+            let mut is_new = |i: &&usize| memory.objects[**i].is_null() || met.insert(memory.objects[**i]);
             if let Some(i) = self.distinct.iter().find(|i| !is_new(i)) {
                 return Err(*i);
             }
-            self.is_replaced.store(false, Ordering::Relaxed);
+            memory.is_container_replaced = false;
         }
-        Ok(late)
+        Ok(())
     }
 
-    /// Compares the objects that a value holds with its children. The value itself was compared before.
-    fn visit(&self, py: Python<'_>, i: usize, last: &mut [Last]) -> Result<(), usize> {
-        let value = &self.values[i];
-        let object = last[i].object;
+    fn visit_function(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        function: usize,
+        memory: &mut Memory,
+    ) -> Result<(), usize> {
+        let object = memory.objects[i];
         if object.is_null() {
             return Ok(());
         }
-        let (kind, length) = value.shape();
-        // SAFETY: the value was found where it is held, so its object is alive.
-        if kind.is_some_and(|kind| unsafe { ffi::Py_TYPE(object) } as usize != kind) {
-            return Err(i);
+        // SAFETY: the value was found where it is held, so its object is alive. It is a function, which has these
+        // pointers after its header, and they are only compared.
+        let words = || unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
+        // The contents of the closure's cells and the items of the dict are values of their own.
+        let known = &memory.functions[function];
+        // As a loop, the comparison is not a call of `memcmp`.
+        if words().iter().zip(known).fold(0, |differs, (one, other)| differs | (one ^ other)) != 0 {
+            memory.functions[function] = [0; FUNCTION_WORDS];
+            self.visit_each(py, i, object, memory)?;
+            // The visit gives a function that has no dict an empty one.
+            memory.functions[function] = words();
         }
-        if value.is_function {
-            // SAFETY: a function's object has these pointers after its header, and they are only compared.
-            let words = unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
-            let is_same = words == last[i].function;
-            last[i].function = [0; FUNCTION_WORDS];
-            // The pointers do not cover the contents of the closure's cells, which are values of their own, and the
-            // attributes.
-            self.visit_each(py, i, object, |access| !is_same || matches!(access, Access::Attributes), last)?;
-            last[i].function = words;
+        Ok(())
+    }
+
+    /// Compares the objects that a value holds with its children. The value itself was compared before.
+    fn visit(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        kind: usize,
+        length: isize,
+        memory: &mut Memory,
+    ) -> Result<(), usize> {
+        let object = memory.objects[i];
+        if object.is_null() {
             return Ok(());
         }
-        // SAFETY: the object is alive.
-        if unsafe { ffi::PyDict_Check(object) } != 0 {
+        // SAFETY: the value was found where it is held, so its object is alive.
+        if kind != 0 && unsafe { ffi::Py_TYPE(object) } as usize != kind {
+            return Err(i);
+        }
+        if memory.changes[i] != NO_DICT {
             if self.counts_changes {
                 // SAFETY: `ma_version_tag` follows the header and `ma_used` in CPython 3.11 and 3.12.
                 let changes = unsafe { object.cast::<u64>().add(3).read() };
-                if changes == last[i].changes {
+                if changes == memory.changes[i] {
                     return Ok(());
                 }
-                last[i].changes = 0;
-                self.visit_dict(py, i, object, length, last)?;
-                last[i].changes = changes;
+                memory.changes[i] = 0;
+                self.visit_dict(py, i, object, length, memory)?;
+                memory.changes[i] = changes;
                 return Ok(());
             }
-            return self.visit_dict(py, i, object, length, last);
+            return self.visit_dict(py, i, object, length, memory);
         }
-        if length.is_some_and(|n| size_of(object) != n) {
+        if length >= 0 && size_of(object) != length {
             return Err(i);
         }
-        self.visit_each(py, i, object, |_| true, last)
+        self.visit_each(py, i, object, memory)
     }
 
     fn visit_dict(
@@ -357,10 +462,10 @@ impl StateCheck {
         py: Python<'_>,
         i: usize,
         dict: *mut PyObject,
-        length: Option<isize>,
-        last: &mut [Last],
+        length: isize,
+        memory: &mut Memory,
     ) -> Result<(), usize> {
-        if length.is_some_and(|n| size_of(dict) != n) {
+        if length >= 0 && size_of(dict) != length {
             return Err(i);
         }
         let (mut at, mut key, mut item) = (0, std::ptr::null_mut(), std::ptr::null_mut());
@@ -385,7 +490,7 @@ impl StateCheck {
                 }
                 access => reach(py, access, dict),
             };
-            self.note(py, child, object, last)?;
+            self.note(py, child, object, memory)?;
         }
         Ok(())
     }
@@ -395,45 +500,56 @@ impl StateCheck {
         py: Python<'_>,
         i: usize,
         object: *mut PyObject,
-        which: impl Fn(&Access) -> bool,
-        last: &mut [Last],
+        memory: &mut Memory,
     ) -> Result<(), usize> {
         for child in self.values[i].children.iter().copied() {
             let value = &self.values[child];
-            if !value.is_late && which(&value.access) {
+            if !value.is_late {
                 let found = reach(py, &value.access, object);
-                self.note(py, child, found, last)?;
+                self.note(py, child, found, memory)?;
             }
         }
         Ok(())
     }
 
     /// Stores the object that a value is now, if it is as expected. Otherwise returns the value's number as the error.
-    fn note(&self, py: Python<'_>, i: usize, object: *mut PyObject, last: &mut [Last]) -> Result<(), usize> {
-        let expected = &self.values[i].expected;
-        if object == last[i].object && !object.is_null() {
-            let Expected::Referent(reference, kind) = expected else { return Ok(()) };
+    fn note(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        object: *mut PyObject,
+        memory: &mut Memory,
+    ) -> Result<(), usize> {
+        let value = &self.values[i];
+        if object == memory.objects[i] && !object.is_null() {
+            let Expected::Referent(reference, kind) = &value.expected else { return Ok(()) };
             // SAFETY: the object is alive because the object that holds it is.
             let is_of_kind = unsafe { ffi::Py_TYPE(object) } as usize == *kind;
             return if is_of_kind && refers_to(reference.bind(py), object) { Ok(()) } else { Err(i) };
         }
         // SAFETY: the object is null, or alive because the object that holds it is.
         let found = unsafe { Bound::from_borrowed_ptr_or_opt(py, object) };
-        if !holds(py, found.as_ref(), expected, |_| object) {
+        if !holds(py, found.as_ref(), &value.expected, |_| object) {
             return Err(i);
         }
-        let held = found.filter(|_| matches!(expected, Expected::Equal(_))).map(Bound::unbind);
-        last[i] = Last { object, held, changes: 0, function: [0; FUNCTION_WORDS] };
-        if self.values[i].is_distinct {
-            self.is_replaced.store(true, Ordering::Relaxed);
+        memory.objects[i] = object;
+        let is_dict = found.as_ref().is_some_and(|object| object.is_instance_of::<PyDict>());
+        memory.changes[i] = if is_dict { 0 } else { NO_DICT };
+        if value.function != usize::MAX {
+            memory.functions[value.function] = [0; FUNCTION_WORDS];
         }
+        memory.held[i] = found.filter(|_| matches!(value.expected, Expected::Equal(_))).map(Bound::unbind);
+        memory.is_replaced = true;
+        memory.is_container_replaced |= value.is_distinct;
         Ok(())
     }
 
     /// Compares the values that are reached by running Python code.
-    fn compare_late(&self, py: Python<'_>, late: &[usize], last: &[Last]) -> Result<(), usize> {
+    fn compare_late(&self, py: Python<'_>, memory: &Memory) -> Result<(), usize> {
+        let late = &self.late;
         // Python code may let other threads run, which may drop objects that were compared before.
-        let held: Vec<Option<Bound<'_, PyAny>>> = late.iter().map(|i| self.parent_of(py, *i, last)).collect();
+        let held: Vec<Option<Bound<'_, PyAny>>> =
+            late.iter().map(|i| self.parent_of(py, *i, memory)).collect();
         let mut found: Vec<Option<Bound<'_, PyAny>>> = Vec::with_capacity(late.len());
         for (number, i) in late.iter().enumerate() {
             let value = &self.values[*i];
@@ -452,7 +568,7 @@ impl StateCheck {
             });
             let other = |n: usize| match late[..number].binary_search(&n) {
                 Ok(at) => found[at].as_ref().map_or(std::ptr::null_mut(), Bound::as_ptr),
-                Err(_) => last[n].object,
+                Err(_) => memory.objects[n],
             };
             if !holds(py, object.as_ref(), &value.expected, other) {
                 return Err(*i);
@@ -462,13 +578,13 @@ impl StateCheck {
         Ok(())
     }
 
-    fn parent_of<'py>(&self, py: Python<'py>, i: usize, last: &[Last]) -> Option<Bound<'py, PyAny>> {
+    fn parent_of<'py>(&self, py: Python<'py>, i: usize, memory: &Memory) -> Option<Bound<'py, PyAny>> {
         let parent = self.values[i].parent;
         if self.values[parent].is_late {
             return None;
         }
         // SAFETY: the parent was compared, and nothing has run since.
-        unsafe { Bound::from_borrowed_ptr_or_opt(py, last[parent].object) }
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, memory.objects[parent]) }
     }
 }
 
@@ -485,6 +601,9 @@ fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject 
             }
             object
         };
+        // Unlike `getattr`, this function calls no methods of the program.
+        let attribute =
+            |name: &Py<PyString>| borrowed(ffi::PyObject_GenericGetAttr(from, name.bind(py).as_ptr()));
         match access {
             Access::Key(key) if ffi::PyDict_Check(from) != 0 => {
                 let found = ffi::PyDict_GetItemWithError(from, key.as_ptr());
@@ -493,8 +612,13 @@ fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject 
                 }
                 found
             }
-            // Unlike `getattr`, this function calls no methods of the program.
-            Access::Attribute(name) => borrowed(ffi::PyObject_GenericGetAttr(from, name.bind(py).as_ptr())),
+            Access::Attribute(name) => attribute(name),
+            Access::Member(name, kind, offset) => {
+                let is_of_kind = ffi::Py_TYPE(from) as usize == *kind;
+                let found = is_of_kind.then(|| from.byte_add(*offset).cast::<*mut PyObject>().read());
+                // Python sees None or no attribute in place of a null pointer.
+                found.filter(|found| !found.is_null()).unwrap_or_else(|| attribute(name))
+            }
             Access::Attributes => {
                 borrowed(ffi::PyObject_GenericGetDict(from, std::ptr::null_mut::<c_void>()))
             }
@@ -584,7 +708,10 @@ fn is_equal(one: &Bound<'_, PyAny>, two: &Bound<'_, PyAny>) -> bool {
 /// Whether a value is reached from another one, other than as the dict of an object's attributes, which several objects
 /// may share.
 fn is_reached(access: &Access) -> bool {
-    matches!(access, Access::Key(_) | Access::Attribute(_) | Access::Item(_) | Access::Paired)
+    matches!(
+        access,
+        Access::Key(_) | Access::Attribute(_) | Access::Member(..) | Access::Item(_) | Access::Paired
+    )
 }
 
 /// Whether a value is expected to be a list, a dict or a set.
