@@ -18,6 +18,7 @@
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::sync::Mutex;
 
 use pyo3::PyTypeInfo;
@@ -25,6 +26,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PySet, PyString, PyTuple, PyType};
 
 /// How a value is reached from its parent, the value that holds it.
@@ -39,8 +41,8 @@ enum Access {
     Key(Py<PyAny>),
     /// Attribute that is implemented in C.
     Attribute(Py<PyString>),
-    /// Such an attribute, and where it is in objects of a built-in type: the type's address, and the offset in bytes.
-    Member(Py<PyString>, usize, usize),
+    /// Such an attribute whose place in the object is known.
+    Member(Py<PyString>, Member),
     /// The dict of an object's attributes.
     Attributes,
     /// Item of a list or a tuple.
@@ -49,6 +51,26 @@ enum Access {
     Paired,
     /// Result of a Python function, called with the parent.
     Call(Py<PyAny>),
+}
+
+/// Where the objects of a type store an attribute.
+#[derive(Clone, Copy)]
+struct Member {
+    /// Address of the type.
+    kind: usize,
+    /// Offset in bytes.
+    offset: usize,
+    /// Whether the attribute is None if no object is stored.
+    is_optional: bool,
+    /// Whether the type is one that Python code can change.
+    is_guarded: bool,
+}
+
+/// The descriptor of a member, which must remain in the dict of its type.
+struct Guard {
+    members: Py<PyAny>,
+    name: Py<PyString>,
+    descriptor: Py<PyAny>,
 }
 
 /// The requirement that a value has to meet.
@@ -84,6 +106,8 @@ struct Value {
     function: usize,
     /// Whether the value is a list, dict or set that is reached from another value.
     is_distinct: bool,
+    /// Whether the value is a tuple of objects that are compared by identity or are equal for good.
+    is_constant: bool,
 }
 
 /// What the latest comparison has found.
@@ -91,7 +115,8 @@ struct Value {
 struct Memory {
     /// The object that each value was, null for no object.
     objects: Vec<*mut PyObject>,
-    /// The number of the latest change of each value that is a dict, and `NO_DICT` for others.
+    /// The number of the latest change of each value that is a dict, 0 for a constant tuple whose items were compared,
+    /// and `NO_DICT` for others.
     changes: Vec<u64>,
     /// The pointers in each function's object.
     functions: Vec<[usize; FUNCTION_WORDS]>,
@@ -99,6 +124,8 @@ struct Memory {
     held: Vec<Option<Py<PyAny>>>,
     /// Whether the roots are noted. They stay the same, since the check holds them.
     knows_roots: bool,
+    /// Whether all guards hold.
+    are_guarded: bool,
     /// Whether an object was replaced since all pairs were found to be the same object.
     is_replaced: bool,
     /// Whether a container was replaced since all containers were found to be different.
@@ -109,6 +136,9 @@ struct Memory {
 unsafe impl Send for Memory {}
 
 const NO_DICT: u64 = u64::MAX;
+
+/// Offset of an object's type.
+const TYPE_OFFSET: usize = std::mem::offset_of!(PyObject, ob_type);
 
 /// `_Py_T_OBJECT` of `descrobject.h`.
 const OBJECT: c_int = 6;
@@ -131,6 +161,10 @@ enum Action {
     Argument(usize),
     /// Compare the pointers in a function's object, by the function's number, and what it holds if they differ.
     Function(usize),
+    /// Compare what an object stores at known places with what it stored, by the range in `StateCheck::stored`.
+    Stored(Range<usize>),
+    /// Compare the items of a constant tuple with this length, once.
+    Tuple(isize),
     /// Compare the object's type, 0 for any, and length, -1 for any, and the objects that it holds.
     Visit(usize, isize),
 }
@@ -147,6 +181,9 @@ pub struct StateCheck {
     roots: Vec<usize>,
     late: Vec<usize>,
     steps: Vec<Step>,
+    /// Where values are stored in the values that hold them: the place, and the stored value's number.
+    stored: Vec<(Member, usize)>,
+    guards: Vec<Guard>,
     memory: Mutex<Memory>,
     /// Whether dicts count their changes.
     counts_changes: bool,
@@ -161,13 +198,14 @@ impl StateCheck {
     #[new]
     fn new(py: Python<'_>, listed: Vec<Listed<'_>>) -> PyResult<StateCheck> {
         let mut values: Vec<Value> = Vec::with_capacity(listed.len());
-        let (mut shared, mut functions) = (Vec::new(), 0);
+        let (mut shared, mut functions, mut guards) = (Vec::new(), 0, Vec::new());
         for (i, (access, parent, operand, kind, expected, n)) in listed.into_iter().enumerate() {
             let mut access = parse_access(access, operand)?;
             if let Access::Attribute(name) = &access
-                && let Some((kind, offset)) = values.get(parent).and_then(|value| value.member(name.bind(py)))
+                && let Some(value) = values.get(parent)
+                && let Some(member) = value.member(name.bind(py), &mut guards)
             {
-                access = Access::Member(name.clone_ref(py), kind, offset);
+                access = Access::Member(name.clone_ref(py), member);
             }
             let has_parent = !matches!(access, Access::Root(_) | Access::Referent(_) | Access::Argument(_));
             let is_function = kind == 's' && is_function(&expected);
@@ -187,14 +225,44 @@ impl StateCheck {
             }
             shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
             let is_distinct = !is_late && is_reached(&access) && is_of_containers(py, &expected);
-            let children = Vec::new();
-            values.push(Value { access, expected, parent, children, is_late, function, is_distinct });
+            values.push(Value {
+                access,
+                expected,
+                parent,
+                children: Vec::new(),
+                is_late,
+                function,
+                is_distinct,
+                is_constant: false,
+            });
+        }
+        for i in 0..values.len() {
+            let is_constant = |child: &usize| {
+                let item = &values[*child];
+                matches!(item.access, Access::Item(_))
+                    && matches!(item.expected, Expected::Equal(_) | Expected::Same(_))
+            };
+            let is_tuple =
+                matches!(&values[i].expected, Expected::Sized(kind, _) if kind.is(PyTuple::type_object(py)));
+            values[i].is_constant =
+                is_tuple && !values[i].is_late && values[i].children.iter().all(is_constant);
         }
         let numbers = |which: fn(&Value) -> bool| (0..values.len()).filter(|i| which(&values[*i])).collect();
         let distinct = numbers(|value| value.is_distinct);
         let roots = numbers(|value| matches!(value.access, Access::Root(_)));
         let late = numbers(|value| value.is_late);
-        let steps = values.iter().enumerate().flat_map(|(i, value)| value.steps(i)).collect();
+        let mut stored = Vec::new();
+        let mut steps: Vec<Step> = Vec::new();
+        for (i, value) in values.iter().enumerate() {
+            steps.extend(value.steps(i));
+            if let Some(Step { number, action: action @ Action::Visit(0, -1) }) = steps.last_mut()
+                && *number == i
+                && let Some(members) = value.stored(&values)
+            {
+                *action = Action::Stored(stored.len()..stored.len() + members.len());
+                stored.extend(members);
+            }
+        }
         let memory = Mutex::new(Memory {
             objects: vec![std::ptr::null_mut(); values.len()],
             changes: vec![0; values.len()],
@@ -204,7 +272,18 @@ impl StateCheck {
         });
         // CPython 3.13 has no `ma_version_tag`.
         let counts_changes = py.version_info() < (3, 13);
-        Ok(StateCheck { values, shared, distinct, roots, late, steps, memory, counts_changes })
+        Ok(StateCheck {
+            values,
+            shared,
+            distinct,
+            roots,
+            late,
+            steps,
+            stored,
+            guards,
+            memory,
+            counts_changes,
+        })
     }
 
     /// Returns the number of the first value that differs in a call with these objects as arguments, or -1.
@@ -240,6 +319,10 @@ impl StateCheck {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.values.iter().flat_map(Value::objects).try_for_each(|object| visit.call(object))?;
+        self.guards
+            .iter()
+            .flat_map(|guard| [&guard.members, &guard.descriptor])
+            .try_for_each(|o| visit.call(o))?;
         let Ok(memory) = self.memory.try_lock() else { return Ok(()) };
         memory.held.iter().flatten().try_for_each(|object| visit.call(object))
     }
@@ -293,26 +376,65 @@ impl Value {
         held.into_iter().chain(compared)
     }
 
-    /// Where an attribute is in the objects that this value may be: the address of their type, and the offset in bytes.
-    /// Returns nothing if the type is unknown or can be changed, or if the attribute is not simply stored.
-    fn member(&self, name: &Bound<'_, PyString>) -> Option<(usize, usize)> {
+    /// Where the objects that this value may be store an attribute. Returns nothing if that is not known. If Python code
+    /// could change the attribute's descriptor, adds a guard.
+    fn member(&self, name: &Bound<'_, PyString>, guards: &mut Vec<Guard>) -> Option<Member> {
         let py = name.py();
         let kind = match &self.expected {
             Expected::Same(object) => object.bind(py).get_type(),
             Expected::Type(kind) | Expected::Sized(kind, _) => kind.bind(py).cast::<PyType>().ok()?.clone(),
             _ => return None,
         };
-        // SAFETY: the functions take any type.
-        let is_heap = unsafe { ffi::PyType_GetFlags(kind.as_type_ptr()) } & ffi::Py_TPFLAGS_HEAPTYPE != 0;
-        let found = kind.getattr("__dict__").ok()?.get_item(name).ok()?;
-        if is_heap || found.get_type().name().ok()? != "member_descriptor" {
+        let address = kind.as_ptr() as usize;
+        if kind.is(PyType::type_object(py)) {
+            let Expected::Same(class) = &self.expected else { return None };
+            let in_class = |offset| Member { kind: address, offset, is_optional: false, is_guarded: false };
+            match name.to_str().ok()? {
+                "__class__" => return Some(in_class(TYPE_OFFSET)),
+                "__name__" if is_heap_type(class.bind(py)) => {
+                    return offsets_of_names(py).map(|o| in_class(o[0]));
+                }
+                "__qualname__" if is_heap_type(class.bind(py)) => {
+                    return offsets_of_names(py).map(|o| in_class(o[1]));
+                }
+                _ => {}
+            }
+        }
+        let members = kind.getattr("__dict__").ok()?;
+        let descriptor = members.get_item(name).ok()?;
+        if descriptor.get_type().name().ok()? != "member_descriptor" {
             return None;
         }
         // SAFETY: a member's descriptor has five pointers before that of the member (`descrobject.h`), in CPython 3.11
-        // to 3.14. The descriptors of built-in types are never freed.
-        let member = unsafe { &**found.as_ptr().cast::<*const ffi::PyMemberDef>().add(5) };
-        let is_object = matches!(member.type_code, ffi::Py_T_OBJECT_EX | OBJECT);
-        (is_object && member.offset > 0).then(|| (kind.as_ptr() as usize, member.offset as usize))
+        // to 3.14, and is alive.
+        let member = unsafe { &**descriptor.as_ptr().cast::<*const ffi::PyMemberDef>().add(5) };
+        if !matches!(member.type_code, ffi::Py_T_OBJECT_EX | OBJECT) || member.offset <= 0 {
+            return None;
+        }
+        let (offset, is_optional) = (member.offset as usize, member.type_code == OBJECT);
+        let is_guarded = is_heap_type(&kind);
+        if is_guarded {
+            // Another type of types may look attributes up in another order.
+            if !kind.get_type().is(PyType::type_object(py)) {
+                return None;
+            }
+            if !guards.iter().any(|guard| guard.descriptor.is(&descriptor)) {
+                let name = name.clone().unbind();
+                guards.push(Guard { members: members.unbind(), name, descriptor: descriptor.unbind() });
+            }
+        }
+        Some(Member { kind: address, offset, is_optional, is_guarded })
+    }
+
+    /// Where this value stores its children, if one object has to be there and stores all of them at known places.
+    fn stored(&self, values: &[Value]) -> Option<Vec<(Member, usize)>> {
+        let member = |child: &usize| match &values[*child] {
+            Value { expected: Expected::Referent(..), .. } | Value { is_late: true, .. } => None,
+            Value { access: Access::Member(_, member), .. } => Some((*member, *child)),
+            _ => None,
+        };
+        let is_one = matches!(self.expected, Expected::Same(_));
+        is_one.then(|| self.children.iter().map(member).collect())?
     }
 
     /// The steps of each comparison for the value with this number.
@@ -325,6 +447,7 @@ impl Value {
         // A container that was empty may have got items. The type is compared if another one can be assigned to it.
         let visit = match &self.expected {
             _ if self.function != usize::MAX => Some(Action::Function(self.function)),
+            Expected::Sized(_, n) if self.is_constant => Some(Action::Tuple(*n)),
             Expected::Sized(kind, n) => Some(Action::Visit(kind.as_ptr() as usize, *n)),
             Expected::Referent(_, kind)
                 if !self.children.is_empty() || matches!(self.access, Access::Root(_)) =>
@@ -350,6 +473,7 @@ impl StateCheck {
     /// Compares the values that are reached without Python code.
     fn compare_early(&self, objects: &Bound<'_, PyList>, memory: &mut Memory) -> Result<(), usize> {
         let py = objects.py();
+        memory.are_guarded = self.guards.iter().all(|guard| guard.holds(py));
         if !memory.knows_roots {
             for i in self.roots.iter().copied() {
                 let Access::Root(object) = &self.values[i].access else { continue };
@@ -359,11 +483,13 @@ impl StateCheck {
         }
         for Step { number, action } in &self.steps {
             let i = *number;
-            match *action {
-                Action::Function(function) => self.visit_function(py, i, function, memory)?,
-                Action::Visit(kind, length) => self.visit(py, i, kind, length, memory)?,
+            match action {
+                Action::Function(function) => self.visit_function(py, i, *function, memory)?,
+                Action::Stored(range) => self.visit_stored(py, i, &self.stored[range.clone()], memory)?,
+                Action::Tuple(length) => self.visit_tuple(py, i, *length, memory)?,
+                Action::Visit(kind, length) => self.visit(py, i, *kind, *length, memory)?,
                 Action::Argument(argument) => {
-                    let object = objects.get_item(argument).map_err(|_| i)?;
+                    let object = objects.get_item(*argument).map_err(|_| i)?;
                     self.note(py, i, object.as_ptr(), memory)?;
                 }
                 Action::Referent => {
@@ -417,6 +543,41 @@ impl StateCheck {
             // The visit gives a function that has no dict an empty one.
             memory.functions[function] = words();
         }
+        Ok(())
+    }
+
+    fn visit_stored(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        stored: &[(Member, usize)],
+        memory: &mut Memory,
+    ) -> Result<(), usize> {
+        let object = memory.objects[i];
+        if object.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the value was found where it is held, so its object is alive.
+        let found = |member: &Member| unsafe { member.read(object, memory.are_guarded) };
+        let is_same = |(member, child): &(Member, usize)| {
+            found(member).is_some_and(|object| !object.is_null() && object == memory.objects[*child])
+        };
+        if stored.iter().all(is_same) {
+            return Ok(());
+        }
+        self.visit_each(py, i, object, memory)
+    }
+
+    fn visit_tuple(&self, py: Python<'_>, i: usize, length: isize, memory: &mut Memory) -> Result<(), usize> {
+        let object = memory.objects[i];
+        if memory.changes[i] == 0 || object.is_null() {
+            return Ok(());
+        }
+        if size_of(object) != length {
+            return Err(i);
+        }
+        self.visit_each(py, i, object, memory)?;
+        memory.changes[i] = 0;
         Ok(())
     }
 
@@ -488,7 +649,7 @@ impl StateCheck {
                     is_key = true;
                     item
                 }
-                access => reach(py, access, dict),
+                access => reach(py, access, dict, memory.are_guarded),
             };
             self.note(py, child, object, memory)?;
         }
@@ -505,7 +666,7 @@ impl StateCheck {
         for child in self.values[i].children.iter().copied() {
             let value = &self.values[child];
             if !value.is_late {
-                let found = reach(py, &value.access, object);
+                let found = reach(py, &value.access, object, memory.are_guarded);
                 self.note(py, child, found, memory)?;
             }
         }
@@ -538,7 +699,8 @@ impl StateCheck {
         if value.function != usize::MAX {
             memory.functions[value.function] = [0; FUNCTION_WORDS];
         }
-        memory.held[i] = found.filter(|_| matches!(value.expected, Expected::Equal(_))).map(Bound::unbind);
+        let is_held = value.is_constant || matches!(value.expected, Expected::Equal(_));
+        memory.held[i] = found.filter(|_| is_held).map(Bound::unbind);
         memory.is_replaced = true;
         memory.is_container_replaced |= value.is_distinct;
         Ok(())
@@ -564,7 +726,12 @@ impl StateCheck {
                     paired(&parent, position)
                 }
                 // SAFETY: the parent holds the object, and `found` or `held` holds the parent.
-                access => unsafe { Bound::from_borrowed_ptr_or_opt(py, reach(py, access, parent.as_ptr())) },
+                access => unsafe {
+                    Bound::from_borrowed_ptr_or_opt(
+                        py,
+                        reach(py, access, parent.as_ptr(), memory.are_guarded),
+                    )
+                },
             });
             let other = |n: usize| match late[..number].binary_search(&n) {
                 Ok(at) => found[at].as_ref().map_or(std::ptr::null_mut(), Bound::as_ptr),
@@ -588,8 +755,33 @@ impl StateCheck {
     }
 }
 
+impl Member {
+    /// Returns what the object `from` stores, borrowed from it, or null. Returns nothing if the place is not known.
+    ///
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn read(self, from: *mut PyObject, are_guarded: bool) -> Option<*mut PyObject> {
+        // SAFETY: objects of the type have a pointer at the offset, and one that is not null is to an object.
+        unsafe {
+            if ffi::Py_TYPE(from) as usize != self.kind || (self.is_guarded && !are_guarded) {
+                return None;
+            }
+            let found = from.byte_add(self.offset).cast::<*mut PyObject>().read();
+            Some(if found.is_null() && self.is_optional { ffi::Py_None() } else { found })
+        }
+    }
+}
+
+impl Guard {
+    fn holds(&self, py: Python<'_>) -> bool {
+        self.members.bind(py).get_item(&self.name).is_ok_and(|found| found.is(&self.descriptor))
+    }
+}
+
 /// Returns the object that is reached from the object `from`, borrowed from the object that holds it, or null.
-fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject {
+/// `are_guarded`: whether members are where they were.
+fn reach(py: Python<'_>, access: &Access, from: *mut PyObject, are_guarded: bool) -> *mut PyObject {
     // SAFETY: `from` is alive. New references may be released at once, because `from` holds the objects that they refer
     // to. Objects that Python functions make would be an exception, but `is_late` excludes them.
     unsafe {
@@ -612,13 +804,8 @@ fn reach(py: Python<'_>, access: &Access, from: *mut PyObject) -> *mut PyObject 
                 }
                 found
             }
+            Access::Member(name, member) => member.read(from, are_guarded).unwrap_or_else(|| attribute(name)),
             Access::Attribute(name) => attribute(name),
-            Access::Member(name, kind, offset) => {
-                let is_of_kind = ffi::Py_TYPE(from) as usize == *kind;
-                let found = is_of_kind.then(|| from.byte_add(*offset).cast::<*mut PyObject>().read());
-                // Python sees None or no attribute in place of a null pointer.
-                found.filter(|found| !found.is_null()).unwrap_or_else(|| attribute(name))
-            }
             Access::Attributes => {
                 borrowed(ffi::PyObject_GenericGetDict(from, std::ptr::null_mut::<c_void>()))
             }
@@ -720,6 +907,35 @@ fn is_of_containers(py: Python<'_>, expected: &Expected) -> bool {
     let Ok(kind) = kind.bind(py).cast::<PyType>() else { return false };
     let is_of = |base: Bound<'_, PyType>| kind.is_subclass(&base).unwrap_or(false);
     is_of(PyList::type_object(py)) || is_of(PyDict::type_object(py)) || is_of(PySet::type_object(py))
+}
+
+/// Whether an object is a class that Python code has made or can change.
+fn is_heap_type(object: &Bound<'_, PyAny>) -> bool {
+    let Ok(class) = object.cast::<PyType>() else { return false };
+    // SAFETY: the function takes any type.
+    unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) & ffi::Py_TPFLAGS_HEAPTYPE != 0 }
+}
+
+/// The offsets in bytes of the name and the qualified name in a class that Python code has made: those of the two
+/// strings in a class with two different names.
+fn offsets_of_names(py: Python<'_>) -> Option<[usize; 2]> {
+    static FOUND: PyOnceLock<Option<[usize; 2]>> = PyOnceLock::new();
+    let find = || -> PyResult<Option<[usize; 2]>> {
+        let members = PyDict::new(py);
+        members.set_item("__qualname__", "Outer.Named")?;
+        let kind = PyType::type_object(py);
+        let class = kind.call1(("Named", (), members))?;
+        let size: usize = kind.getattr("__basicsize__")?.extract()?;
+        let first = class.as_ptr().cast::<usize>();
+        // SAFETY: a class without slots has the size of `type`'s objects.
+        let words = unsafe { std::slice::from_raw_parts(first, size / std::mem::size_of::<usize>()) };
+        let offset_of = |name: &str| -> PyResult<Option<usize>> {
+            let text = class.getattr(name)?.as_ptr() as usize;
+            Ok(words.iter().position(|word| *word == text).map(|at| at * std::mem::size_of::<usize>()))
+        };
+        Ok(offset_of("__name__")?.zip(offset_of("__qualname__")?).map(|(name, qualname)| [name, qualname]))
+    };
+    *FOUND.get_or_init(py, || find().unwrap_or_default())
 }
 
 fn is_function(object: &Bound<'_, PyAny>) -> bool {
