@@ -4,7 +4,6 @@ import abc
 import dataclasses
 
 import pytest
-
 from torch_tandem import _core
 
 
