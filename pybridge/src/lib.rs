@@ -14,6 +14,7 @@ mod ffi;
 mod functions;
 mod graphs;
 mod host;
+mod host_gradients;
 mod host_memory;
 mod memory;
 mod profile;
@@ -127,6 +128,9 @@ mod _core {
     fn mark_step(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::mark_step())
     }
+
+    #[pymodule_export]
+    use crate::host_gradients::prepare_gradients;
 
     #[pymodule_export]
     use crate::state::{StateCheck, attributes_of};

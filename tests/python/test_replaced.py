@@ -101,6 +101,67 @@ for hook in (
     handle.remove()
     print("hook", model.weight.grad.tolist())
 show("no hook", lambda: model.weight.register_hook(3) and None)
+
+# Gradients that the program assigns: they, and the arrays that they share memory with, may be written later.
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+def stepped(model, gradient, make=torch.optim.Adam):
+    is_same = model.weight.grad is gradient
+    make(model.parameters(), lr=0.5).step()
+    return is_same, model.weight.tolist(), model.weight.grad.tolist(), model(torch.ones(3)).tolist()
+
+def of_an_array(model):
+    array = np.zeros((2, 3), dtype=np.float32)
+    model.weight.grad = torch.from_numpy(array)
+    array += 2
+    return stepped(model, model.weight.grad, torch.optim.SGD)
+
+def converted(model):
+    model.weight.grad = gradient = torch.from_numpy(np.ones((2, 3))).float()
+    gradient += 1
+    return stepped(model, gradient)
+
+def windows(model):
+    flat = torch.from_numpy(np.ones(8)).float()
+    model.weight.grad, model.bias.grad = flat[:6].view(2, 3), flat[6:]
+    flat.mul_(3)
+    return stepped(model, model.weight.grad, torch.optim.SGD)
+
+def accumulated(model):
+    model.weight.grad = host(2, 3)
+    model.bias.grad = torch.from_numpy(np.ones(2)).float()
+    model(torch.ones(3)).sum().backward()
+    return model.weight.grad.tolist(), model.bias.grad.tolist()
+
+def assigned_again(model):
+    model.weight.grad = host(2, 3)
+    model.weight.grad = torch.ones(2, 3)
+    return stepped(model, model.weight.grad)
+
+def removed(model):
+    model.weight.grad = host(2, 3)
+    model.weight.grad = None
+    model.bias.grad = host(2)
+    del model.bias.grad
+    return model.weight.grad, model.bias.grad
+
+def of_many_steps(model):
+    optimizer, random = torch.optim.Adam(model.parameters(), lr=0.1), np.random.default_rng(0)
+    for _ in range(6):
+        for p in model.parameters():
+            p.grad = torch.from_numpy(random.standard_normal(p.shape).astype(np.float32))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.tolist() for p in model.parameters()]
+
+for assigned in (of_an_array, converted, windows, accumulated, assigned_again, removed, of_many_steps):
+    show(assigned.__name__, lambda: assigned(linear()))
+show("shape", lambda: setattr(linear().weight, "grad", host(3)))
+show("dtype", lambda: setattr(linear().weight, "grad", host(2, 3).double()))
+show("type", lambda: setattr(linear().weight, "grad", 3))
 """
 
 ALIAS = """

@@ -145,6 +145,7 @@ def tracegraph_dot() -> str:
 def time_torch_objects(times: int) -> float:
     """Mean time, in nanoseconds, that PyTorch takes to create and free a tensor and its storage."""
 
+def prepare_gradients(descriptor: object, prepare: Callable[[Any, Any], bool]) -> None: ...
 def attributes_of(value: object) -> dict[str, Any] | None:
     """The `__dict__` of an object, read without running code; None if it has none."""
 

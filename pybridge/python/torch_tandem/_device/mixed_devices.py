@@ -13,7 +13,10 @@ import torch
 import torch.testing
 from torch.utils import _pytree
 
+from torch_tandem import _core
+from torch_tandem._device import sharing
 from torch_tandem._device.replaced import replace
+from torch_tandem._report import notes
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that refuse an input on another device than the weights."""
@@ -36,6 +39,7 @@ def install() -> None:
     torch.autocast.__enter__ = _enter_autocast  # type: ignore[method-assign]
     torch.autocast.__exit__ = _leave_autocast  # type: ignore[method-assign]
     torch.autograd._make_grads = _make_gradients
+    _core.prepare_gradients(torch._C.TensorBase.grad, _prepare_gradient)
     replace(torch, "as_tensor", _as_tensor)
     replace(torch.testing, "assert_close", _assert_close)
     replace(torch.Tensor, "type", _type)
@@ -138,6 +142,43 @@ def _register_hook(self: torch.Tensor, hook: Any) -> Any:
         return _moved(result, device)
 
     return _original_register_hook(self, call)
+
+
+def _prepare_gradient(tensor: torch.Tensor, gradient: Any) -> bool:
+    """Let `tensor.grad` be a gradient on another device: the gradient moves there, or else the tensor does.
+
+    Both remain the objects that the program has. What other tensors or NumPy's arrays have the memory of
+    cannot move, since the program may write new elements there.
+    """
+    if not isinstance(tensor, torch.Tensor) or not isinstance(gradient, torch.Tensor):
+        return False
+    if {tensor.device.type, gradient.device.type} != {"cpu", "tandem"}:
+        return False
+    if not gradient.requires_grad and _can_move(gradient):
+        _move(gradient, tensor.device)
+    elif tensor.is_leaf and _can_move(tensor):
+        _move(tensor, gradient.device)
+        notes.add("parameters were moved to the device of the gradients that the program gives them")
+    else:
+        return False
+    return True
+
+
+def _can_move(tensor: torch.Tensor) -> bool:
+    """Whether a tensor alone has its memory, which PyTorch has allocated."""
+    return (
+        tensor.layout == torch.strided
+        and not tensor._is_view()
+        and (tensor.device.type == "tandem" or tensor.untyped_storage().resizable())
+        and not sharing.has_aliases(tensor)
+    )
+
+
+def _move(tensor: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        sharing.move_to_host(tensor)
+    else:
+        tensor.data = tensor.detach().to(device)
 
 
 _original_enter, _original_exit = torch.autocast.__enter__, torch.autocast.__exit__

@@ -13,12 +13,15 @@
 //! the same and still to hold it. The check itself holds the objects at which the walk begins. No Python code runs
 //! meanwhile; values that are reached by Python code, such as the items of a set, are compared last.
 //! **Reuse of addresses.** An object may have the address of one that was freed. So the check holds the objects whose
-//! pointers stand for more than the type of the object: those that must be the same, and those that were found equal.
-//! The referent of a weak reference is compared with the reference, and the items of tuples are compared each time.
+//! pointers stand for more than the type of the object: those that must be the same, those that were found equal, and
+//! tuples of constants. The referent of a weak reference is compared with the reference, and the items of other tuples
+//! are compared each time.
+
+mod member;
+mod reach;
+mod value;
 
 use std::collections::HashSet;
-use std::ffi::{c_int, c_void};
-use std::ops::Range;
 use std::sync::Mutex;
 
 use pyo3::PyTypeInfo;
@@ -26,89 +29,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyAny, PyDict, PyFloat, PyList, PySet, PyString, PyTuple, PyType};
+use pyo3::types::{PyAny, PyDict, PyList, PyTuple};
 
-/// How a value is reached from its parent, the value that holds it.
-enum Access {
-    /// Object that the check holds.
-    Root(Py<PyAny>),
-    /// Object that a weak reference refers to.
-    Referent(Py<PyAny>),
-    /// Argument of the call that is neither a tensor nor a plain value, by number.
-    Argument(usize),
-    /// Value of a dict, by its key.
-    Key(Py<PyAny>),
-    /// Attribute that is implemented in C.
-    Attribute(Py<PyString>),
-    /// Such an attribute whose place in the object is known.
-    Member(Py<PyString>, Member),
-    /// The dict of an object's attributes.
-    Attributes,
-    /// Item of a list or a tuple.
-    Item(isize),
-    /// Key or value of a dict whose keys and values are all listed, in order.
-    Paired,
-    /// Result of a Python function, called with the parent.
-    Call(Py<PyAny>),
-}
-
-/// Where the objects of a type store an attribute.
-#[derive(Clone, Copy)]
-struct Member {
-    /// Address of the type.
-    kind: usize,
-    /// Offset in bytes.
-    offset: usize,
-    /// Whether the attribute is None if no object is stored.
-    is_optional: bool,
-    /// Whether the type is one that Python code can change.
-    is_guarded: bool,
-}
-
-/// The descriptor of a member, which must remain in the dict of its type.
-struct Guard {
-    members: Py<PyAny>,
-    name: Py<PyString>,
-    descriptor: Py<PyAny>,
-}
-
-/// The requirement that a value has to meet.
-enum Expected {
-    /// Any object, or none.
-    Any,
-    /// No object.
-    Absent,
-    /// This object.
-    Same(Py<PyAny>),
-    /// The object that a weak reference refers to, whose type is at this address.
-    Referent(Py<PyAny>, usize),
-    /// An equal object of the same type. Floats are equal if they have the same bits.
-    Equal(Py<PyAny>),
-    /// An object of this type.
-    Type(Py<PyAny>),
-    /// A list, tuple or dict of this type and length.
-    Sized(Py<PyAny>, isize),
-    /// The same object as the value with this number.
-    As(usize),
-}
-
-/// Value of a state.
-struct Value {
-    access: Access,
-    expected: Expected,
-    parent: usize,
-    /// Values that are reached from this value, in order.
-    children: Vec<usize>,
-    /// Whether Python code has to run to reach the value.
-    is_late: bool,
-    /// The value's number among Python functions, whose objects are compared as pointers; `usize::MAX` for others.
-    function: usize,
-    /// Whether the value is a list, dict or set that is reached from another value.
-    is_distinct: bool,
-    /// Whether the value is a tuple of objects that are compared by identity or are equal for good.
-    is_constant: bool,
-}
+use self::member::{Guard, Member};
+pub use self::reach::attributes_of;
+use self::reach::{holds, is_function, paired, reach, referent, refers_to, size_of};
+use self::value::{
+    Access, Action, Expected, Step, Value, is_of_containers, is_reached, parse_access, parse_expected,
+};
 
 /// What the latest comparison has found.
 #[derive(Default)]
@@ -137,37 +65,9 @@ unsafe impl Send for Memory {}
 
 const NO_DICT: u64 = u64::MAX;
 
-/// Offset of an object's type.
-const TYPE_OFFSET: usize = std::mem::offset_of!(PyObject, ob_type);
-
-/// `_Py_T_OBJECT` of `descrobject.h`.
-const OBJECT: c_int = 6;
-
 /// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults, closure,
 /// doc and dict, in CPython 3.11 to 3.14 (`funcobject.h`).
 const FUNCTION_WORDS: usize = 10;
-
-/// One step of each comparison.
-struct Step {
-    /// The value's number.
-    number: usize,
-    action: Action,
-}
-
-enum Action {
-    /// Note the object that a weak reference refers to.
-    Referent,
-    /// Note an argument of the call, by number.
-    Argument(usize),
-    /// Compare the pointers in a function's object, by the function's number, and what it holds if they differ.
-    Function(usize),
-    /// Compare what an object stores at known places with what it stored, by the range in `StateCheck::stored`.
-    Stored(Range<usize>),
-    /// Compare the items of a constant tuple with this length, once.
-    Tuple(isize),
-    /// Compare the object's type, 0 for any, and length, -1 for any, and the objects that it holds.
-    Visit(usize, isize),
-}
 
 /// The values of a state, each after the values from which it is reached.
 #[pyclass(frozen, module = "torch_tandem._core")]
@@ -325,141 +225,6 @@ impl StateCheck {
             .try_for_each(|o| visit.call(o))?;
         let Ok(memory) = self.memory.try_lock() else { return Ok(()) };
         memory.held.iter().flatten().try_for_each(|object| visit.call(object))
-    }
-}
-
-fn parse_access(letter: char, operand: Bound<'_, PyAny>) -> PyResult<Access> {
-    Ok(match letter {
-        'r' => Access::Root(operand.unbind()),
-        'w' => Access::Referent(operand.unbind()),
-        'o' => Access::Argument(operand.extract()?),
-        'k' => Access::Key(operand.unbind()),
-        'a' => Access::Attribute(operand.cast_into::<PyString>()?.unbind()),
-        'd' => Access::Attributes,
-        'i' => Access::Item(operand.extract()?),
-        'p' => Access::Paired,
-        'c' => Access::Call(operand.unbind()),
-        other => return Err(PyValueError::new_err(format!("no access {other:?}"))),
-    })
-}
-
-fn parse_expected(letter: char, operand: Bound<'_, PyAny>, n: usize) -> PyResult<Expected> {
-    Ok(match letter {
-        '*' => Expected::Any,
-        '0' => Expected::Absent,
-        's' => Expected::Same(operand.unbind()),
-        'w' => Expected::Referent(operand.unbind(), n),
-        '=' => Expected::Equal(operand.unbind()),
-        't' => Expected::Type(operand.unbind()),
-        'l' => Expected::Sized(operand.unbind(), n as isize),
-        '&' => Expected::As(n),
-        other => return Err(PyValueError::new_err(format!("no expectation {other:?}"))),
-    })
-}
-
-impl Value {
-    fn objects(&self) -> impl Iterator<Item = &Py<PyAny>> {
-        let held = match &self.access {
-            Access::Root(object) | Access::Referent(object) | Access::Key(object) | Access::Call(object) => {
-                Some(object)
-            }
-            _ => None,
-        };
-        let compared = match &self.expected {
-            Expected::Same(object)
-            | Expected::Referent(object, _)
-            | Expected::Equal(object)
-            | Expected::Type(object)
-            | Expected::Sized(object, _) => Some(object),
-            Expected::Any | Expected::Absent | Expected::As(_) => None,
-        };
-        held.into_iter().chain(compared)
-    }
-
-    /// Where the objects that this value may be store an attribute. Returns nothing if that is not known. If Python code
-    /// could change the attribute's descriptor, adds a guard.
-    fn member(&self, name: &Bound<'_, PyString>, guards: &mut Vec<Guard>) -> Option<Member> {
-        let py = name.py();
-        let kind = match &self.expected {
-            Expected::Same(object) => object.bind(py).get_type(),
-            Expected::Type(kind) | Expected::Sized(kind, _) => kind.bind(py).cast::<PyType>().ok()?.clone(),
-            _ => return None,
-        };
-        let address = kind.as_ptr() as usize;
-        if kind.is(PyType::type_object(py)) {
-            let Expected::Same(class) = &self.expected else { return None };
-            let in_class = |offset| Member { kind: address, offset, is_optional: false, is_guarded: false };
-            match name.to_str().ok()? {
-                "__class__" => return Some(in_class(TYPE_OFFSET)),
-                "__name__" if is_heap_type(class.bind(py)) => {
-                    return offsets_of_names(py).map(|o| in_class(o[0]));
-                }
-                "__qualname__" if is_heap_type(class.bind(py)) => {
-                    return offsets_of_names(py).map(|o| in_class(o[1]));
-                }
-                _ => {}
-            }
-        }
-        let members = kind.getattr("__dict__").ok()?;
-        let descriptor = members.get_item(name).ok()?;
-        if descriptor.get_type().name().ok()? != "member_descriptor" {
-            return None;
-        }
-        // SAFETY: a member's descriptor has five pointers before that of the member (`descrobject.h`), in CPython 3.11
-        // to 3.14, and is alive.
-        let member = unsafe { &**descriptor.as_ptr().cast::<*const ffi::PyMemberDef>().add(5) };
-        if !matches!(member.type_code, ffi::Py_T_OBJECT_EX | OBJECT) || member.offset <= 0 {
-            return None;
-        }
-        let (offset, is_optional) = (member.offset as usize, member.type_code == OBJECT);
-        let is_guarded = is_heap_type(&kind);
-        if is_guarded {
-            // Another type of types may look attributes up in another order.
-            if !kind.get_type().is(PyType::type_object(py)) {
-                return None;
-            }
-            if !guards.iter().any(|guard| guard.descriptor.is(&descriptor)) {
-                let name = name.clone().unbind();
-                guards.push(Guard { members: members.unbind(), name, descriptor: descriptor.unbind() });
-            }
-        }
-        Some(Member { kind: address, offset, is_optional, is_guarded })
-    }
-
-    /// Where this value stores its children, if one object has to be there and stores all of them at known places.
-    fn stored(&self, values: &[Value]) -> Option<Vec<(Member, usize)>> {
-        let member = |child: &usize| match &values[*child] {
-            Value { expected: Expected::Referent(..), .. } | Value { is_late: true, .. } => None,
-            Value { access: Access::Member(_, member), .. } => Some((*member, *child)),
-            _ => None,
-        };
-        let is_one = matches!(self.expected, Expected::Same(_));
-        is_one.then(|| self.children.iter().map(member).collect())?
-    }
-
-    /// The steps of each comparison for the value with this number.
-    fn steps(&self, number: usize) -> impl Iterator<Item = Step> {
-        let reached = match self.access {
-            Access::Referent(_) => Some(Action::Referent),
-            Access::Argument(argument) => Some(Action::Argument(argument)),
-            _ => None,
-        };
-        // A container that was empty may have got items. The type is compared if another one can be assigned to it.
-        let visit = match &self.expected {
-            _ if self.function != usize::MAX => Some(Action::Function(self.function)),
-            Expected::Sized(_, n) if self.is_constant => Some(Action::Tuple(*n)),
-            Expected::Sized(kind, n) => Some(Action::Visit(kind.as_ptr() as usize, *n)),
-            Expected::Referent(_, kind)
-                if !self.children.is_empty() || matches!(self.access, Access::Root(_)) =>
-            {
-                Some(Action::Visit(*kind, -1))
-            }
-            _ if self.children.is_empty() => None,
-            Expected::Type(kind) => Some(Action::Visit(kind.as_ptr() as usize, -1)),
-            _ => Some(Action::Visit(0, -1)),
-        };
-        let actions = [reached, visit].into_iter().flatten().filter(|_| !self.is_late);
-        actions.map(move |action| Step { number, action })
     }
 }
 
@@ -753,200 +518,4 @@ impl StateCheck {
         // SAFETY: the parent was compared, and nothing has run since.
         unsafe { Bound::from_borrowed_ptr_or_opt(py, memory.objects[parent]) }
     }
-}
-
-impl Member {
-    /// Returns what the object `from` stores, borrowed from it, or null. Returns nothing if the place is not known.
-    ///
-    /// # Safety
-    ///
-    /// The object is alive.
-    unsafe fn read(self, from: *mut PyObject, are_guarded: bool) -> Option<*mut PyObject> {
-        // SAFETY: objects of the type have a pointer at the offset, and one that is not null is to an object.
-        unsafe {
-            if ffi::Py_TYPE(from) as usize != self.kind || (self.is_guarded && !are_guarded) {
-                return None;
-            }
-            let found = from.byte_add(self.offset).cast::<*mut PyObject>().read();
-            Some(if found.is_null() && self.is_optional { ffi::Py_None() } else { found })
-        }
-    }
-}
-
-impl Guard {
-    fn holds(&self, py: Python<'_>) -> bool {
-        self.members.bind(py).get_item(&self.name).is_ok_and(|found| found.is(&self.descriptor))
-    }
-}
-
-/// Returns the object that is reached from the object `from`, borrowed from the object that holds it, or null.
-/// `are_guarded`: whether members are where they were.
-fn reach(py: Python<'_>, access: &Access, from: *mut PyObject, are_guarded: bool) -> *mut PyObject {
-    // SAFETY: `from` is alive. New references may be released at once, because `from` holds the objects that they refer
-    // to. Objects that Python functions make would be an exception, but `is_late` excludes them.
-    unsafe {
-        let borrowed = |object: *mut PyObject| {
-            if object.is_null() {
-                ffi::PyErr_Clear();
-            } else {
-                ffi::Py_DECREF(object);
-            }
-            object
-        };
-        // Unlike `getattr`, this function calls no methods of the program.
-        let attribute =
-            |name: &Py<PyString>| borrowed(ffi::PyObject_GenericGetAttr(from, name.bind(py).as_ptr()));
-        match access {
-            Access::Key(key) if ffi::PyDict_Check(from) != 0 => {
-                let found = ffi::PyDict_GetItemWithError(from, key.as_ptr());
-                if found.is_null() {
-                    ffi::PyErr_Clear();
-                }
-                found
-            }
-            Access::Member(name, member) => member.read(from, are_guarded).unwrap_or_else(|| attribute(name)),
-            Access::Attribute(name) => attribute(name),
-            Access::Attributes => {
-                borrowed(ffi::PyObject_GenericGetDict(from, std::ptr::null_mut::<c_void>()))
-            }
-            Access::Item(at) if ffi::PyTuple_Check(from) != 0 && *at < size_of(from) => {
-                ffi::PyTuple_GetItem(from, *at)
-            }
-            Access::Item(at) if ffi::PyList_Check(from) != 0 && *at < size_of(from) => {
-                ffi::PyList_GetItem(from, *at)
-            }
-            _ => std::ptr::null_mut(),
-        }
-    }
-}
-
-/// Returns the length of a list, tuple or dict, or -1 for other objects.
-fn size_of(object: *mut PyObject) -> isize {
-    // SAFETY: the object is alive, and each function is called for an object of its type.
-    unsafe {
-        if ffi::PyList_Check(object) != 0 {
-            ffi::PyList_Size(object)
-        } else if ffi::PyTuple_Check(object) != 0 {
-            ffi::PyTuple_Size(object)
-        } else if ffi::PyDict_Check(object) != 0 {
-            ffi::PyDict_Size(object)
-        } else {
-            -1
-        }
-    }
-}
-
-/// Returns the key or the value of a dict at a position among all keys and values. Keys have even positions.
-fn paired<'py>(dict: &Bound<'py, PyAny>, position: usize) -> Option<Bound<'py, PyAny>> {
-    let (key, value) = dict.cast::<PyDict>().ok()?.iter().nth(position / 2)?;
-    Some(if position.is_multiple_of(2) { key } else { value })
-}
-
-fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    reference.call0().ok().filter(|object| !object.is_none())
-}
-
-/// Whether a weak reference refers to an object.
-fn refers_to(reference: &Bound<'_, PyAny>, object: *mut PyObject) -> bool {
-    // SAFETY: the function is called for a weak reference, and its result is only compared.
-    unsafe {
-        if ffi::PyWeakref_CheckRef(reference.as_ptr()) == 0 {
-            return referent(reference).is_some_and(|found| found.as_ptr() == object);
-        }
-        ffi::PyWeakref_GetObject(reference.as_ptr()) == object
-    }
-}
-
-/// Whether an object, or its absence, is as expected. `other` returns the object of the value with a number.
-fn holds(
-    py: Python<'_>,
-    object: Option<&Bound<'_, PyAny>>,
-    expected: &Expected,
-    other: impl Fn(usize) -> *mut PyObject,
-) -> bool {
-    let Some(object) = object else { return matches!(expected, Expected::Absent | Expected::Any) };
-    let is_of = |kind: &Py<PyAny>| object.get_type().as_ptr() == kind.as_ptr();
-    match expected {
-        Expected::Any => true,
-        Expected::Absent => false,
-        Expected::Same(same) => object.as_ptr() == same.as_ptr(),
-        Expected::Referent(reference, kind) => {
-            referent(reference.bind(py)).is_some_and(|same| same.is(object))
-                && object.get_type().as_ptr() as usize == *kind
-        }
-        Expected::Equal(equal) => object.as_ptr() == equal.as_ptr() || is_equal(object, equal.bind(py)),
-        Expected::Type(kind) => is_of(kind),
-        Expected::Sized(kind, n) => is_of(kind) && size_of(object.as_ptr()) == *n,
-        Expected::As(n) => other(*n) == object.as_ptr(),
-    }
-}
-
-/// Whether two values of built-in types are equal and have the same type.
-fn is_equal(one: &Bound<'_, PyAny>, two: &Bound<'_, PyAny>) -> bool {
-    if !one.get_type().is(two.get_type()) {
-        return false;
-    }
-    match (one.cast_exact::<PyFloat>(), two.cast_exact::<PyFloat>()) {
-        (Ok(one), Ok(two)) => one.value().to_bits() == two.value().to_bits(),
-        _ => one.eq(two).unwrap_or(false),
-    }
-}
-
-/// Whether a value is reached from another one, other than as the dict of an object's attributes, which several objects
-/// may share.
-fn is_reached(access: &Access) -> bool {
-    matches!(
-        access,
-        Access::Key(_) | Access::Attribute(_) | Access::Member(..) | Access::Item(_) | Access::Paired
-    )
-}
-
-/// Whether a value is expected to be a list, a dict or a set.
-fn is_of_containers(py: Python<'_>, expected: &Expected) -> bool {
-    let (Expected::Sized(kind, _) | Expected::Type(kind)) = expected else { return false };
-    let Ok(kind) = kind.bind(py).cast::<PyType>() else { return false };
-    let is_of = |base: Bound<'_, PyType>| kind.is_subclass(&base).unwrap_or(false);
-    is_of(PyList::type_object(py)) || is_of(PyDict::type_object(py)) || is_of(PySet::type_object(py))
-}
-
-/// Whether an object is a class that Python code has made or can change.
-fn is_heap_type(object: &Bound<'_, PyAny>) -> bool {
-    let Ok(class) = object.cast::<PyType>() else { return false };
-    // SAFETY: the function takes any type.
-    unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) & ffi::Py_TPFLAGS_HEAPTYPE != 0 }
-}
-
-/// The offsets in bytes of the name and the qualified name in a class that Python code has made: those of the two
-/// strings in a class with two different names.
-fn offsets_of_names(py: Python<'_>) -> Option<[usize; 2]> {
-    static FOUND: PyOnceLock<Option<[usize; 2]>> = PyOnceLock::new();
-    let find = || -> PyResult<Option<[usize; 2]>> {
-        let members = PyDict::new(py);
-        members.set_item("__qualname__", "Outer.Named")?;
-        let kind = PyType::type_object(py);
-        let class = kind.call1(("Named", (), members))?;
-        let size: usize = kind.getattr("__basicsize__")?.extract()?;
-        let first = class.as_ptr().cast::<usize>();
-        // SAFETY: a class without slots has the size of `type`'s objects.
-        let words = unsafe { std::slice::from_raw_parts(first, size / std::mem::size_of::<usize>()) };
-        let offset_of = |name: &str| -> PyResult<Option<usize>> {
-            let text = class.getattr(name)?.as_ptr() as usize;
-            Ok(words.iter().position(|word| *word == text).map(|at| at * std::mem::size_of::<usize>()))
-        };
-        Ok(offset_of("__name__")?.zip(offset_of("__qualname__")?).map(|(name, qualname)| [name, qualname]))
-    };
-    *FOUND.get_or_init(py, || find().unwrap_or_default())
-}
-
-fn is_function(object: &Bound<'_, PyAny>) -> bool {
-    object.get_type().name().is_ok_and(|name| name == "function")
-}
-
-/// Returns the dict of an object's attributes, if it has one. Unlike `__dict__`, the program cannot override it.
-#[pyfunction]
-pub fn attributes_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    // SAFETY: the function takes any object, and returns a new reference or raises an exception.
-    let dict = unsafe { ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut::<c_void>()) };
-    // SAFETY: `dict` is a new reference, or null if an exception was raised. The exception is dropped.
-    unsafe { Bound::from_owned_ptr_or_err(object.py(), dict) }.ok()
 }

@@ -1,0 +1,195 @@
+//! The values of a state: how each is reached, and what it has to be.
+
+use std::ops::Range;
+
+use pyo3::PyTypeInfo;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyDict, PyList, PySet, PyString, PyType};
+
+use super::member::Member;
+
+/// How a value is reached from its parent, the value that holds it.
+pub enum Access {
+    /// Object that the check holds.
+    Root(Py<PyAny>),
+    /// Object that a weak reference refers to.
+    Referent(Py<PyAny>),
+    /// Argument of the call that is neither a tensor nor a plain value, by number.
+    Argument(usize),
+    /// Value of a dict, by its key.
+    Key(Py<PyAny>),
+    /// Attribute that is implemented in C.
+    Attribute(Py<PyString>),
+    /// Such an attribute whose place in the object is known.
+    Member(Py<PyString>, Member),
+    /// The dict of an object's attributes.
+    Attributes,
+    /// Item of a list or a tuple.
+    Item(isize),
+    /// Key or value of a dict whose keys and values are all listed, in order.
+    Paired,
+    /// Result of a Python function, called with the parent.
+    Call(Py<PyAny>),
+}
+
+/// The requirement that a value has to meet.
+pub enum Expected {
+    /// Any object, or none.
+    Any,
+    /// No object.
+    Absent,
+    /// This object.
+    Same(Py<PyAny>),
+    /// The object that a weak reference refers to, whose type is at this address.
+    Referent(Py<PyAny>, usize),
+    /// An equal object of the same type. Floats are equal if they have the same bits.
+    Equal(Py<PyAny>),
+    /// An object of this type.
+    Type(Py<PyAny>),
+    /// A list, tuple or dict of this type and length.
+    Sized(Py<PyAny>, isize),
+    /// The same object as the value with this number.
+    As(usize),
+}
+
+/// Value of a state.
+pub struct Value {
+    pub access: Access,
+    pub expected: Expected,
+    pub parent: usize,
+    /// Values that are reached from this value, in order.
+    pub children: Vec<usize>,
+    /// Whether Python code has to run to reach the value.
+    pub is_late: bool,
+    /// The value's number among Python functions, whose objects are compared as pointers; `usize::MAX` for others.
+    pub function: usize,
+    /// Whether the value is a list, dict or set that is reached from another value.
+    pub is_distinct: bool,
+    /// Whether the value is a tuple of objects that are compared by identity or are equal for good.
+    pub is_constant: bool,
+}
+
+/// One step of each comparison.
+pub struct Step {
+    /// The value's number.
+    pub number: usize,
+    pub action: Action,
+}
+
+pub enum Action {
+    /// Note the object that a weak reference refers to.
+    Referent,
+    /// Note an argument of the call, by number.
+    Argument(usize),
+    /// Compare the pointers in a function's object, by the function's number, and what it holds if they differ.
+    Function(usize),
+    /// Compare what an object stores at known places with what it stored, by the range in `StateCheck::stored`.
+    Stored(Range<usize>),
+    /// Compare the items of a constant tuple with this length, once.
+    Tuple(isize),
+    /// Compare the object's type, 0 for any, and length, -1 for any, and the objects that it holds.
+    Visit(usize, isize),
+}
+
+pub fn parse_access(letter: char, operand: Bound<'_, PyAny>) -> PyResult<Access> {
+    Ok(match letter {
+        'r' => Access::Root(operand.unbind()),
+        'w' => Access::Referent(operand.unbind()),
+        'o' => Access::Argument(operand.extract()?),
+        'k' => Access::Key(operand.unbind()),
+        'a' => Access::Attribute(operand.cast_into::<PyString>()?.unbind()),
+        'd' => Access::Attributes,
+        'i' => Access::Item(operand.extract()?),
+        'p' => Access::Paired,
+        'c' => Access::Call(operand.unbind()),
+        other => return Err(PyValueError::new_err(format!("no access {other:?}"))),
+    })
+}
+
+pub fn parse_expected(letter: char, operand: Bound<'_, PyAny>, n: usize) -> PyResult<Expected> {
+    Ok(match letter {
+        '*' => Expected::Any,
+        '0' => Expected::Absent,
+        's' => Expected::Same(operand.unbind()),
+        'w' => Expected::Referent(operand.unbind(), n),
+        '=' => Expected::Equal(operand.unbind()),
+        't' => Expected::Type(operand.unbind()),
+        'l' => Expected::Sized(operand.unbind(), n as isize),
+        '&' => Expected::As(n),
+        other => return Err(PyValueError::new_err(format!("no expectation {other:?}"))),
+    })
+}
+
+impl Value {
+    pub fn objects(&self) -> impl Iterator<Item = &Py<PyAny>> {
+        let held = match &self.access {
+            Access::Root(object) | Access::Referent(object) | Access::Key(object) | Access::Call(object) => {
+                Some(object)
+            }
+            _ => None,
+        };
+        let compared = match &self.expected {
+            Expected::Same(object)
+            | Expected::Referent(object, _)
+            | Expected::Equal(object)
+            | Expected::Type(object)
+            | Expected::Sized(object, _) => Some(object),
+            Expected::Any | Expected::Absent | Expected::As(_) => None,
+        };
+        held.into_iter().chain(compared)
+    }
+
+    /// Where this value stores its children, if one object has to be there and stores all of them at known places.
+    pub fn stored(&self, values: &[Value]) -> Option<Vec<(Member, usize)>> {
+        let member = |child: &usize| match &values[*child] {
+            Value { expected: Expected::Referent(..), .. } | Value { is_late: true, .. } => None,
+            Value { access: Access::Member(_, member), .. } => Some((*member, *child)),
+            _ => None,
+        };
+        let is_one = matches!(self.expected, Expected::Same(_));
+        is_one.then(|| self.children.iter().map(member).collect())?
+    }
+
+    /// The steps of each comparison for the value with this number.
+    pub fn steps(&self, number: usize) -> impl Iterator<Item = Step> {
+        let reached = match self.access {
+            Access::Referent(_) => Some(Action::Referent),
+            Access::Argument(argument) => Some(Action::Argument(argument)),
+            _ => None,
+        };
+        // A container that was empty may have got items. The type is compared if another one can be assigned to it.
+        let visit = match &self.expected {
+            _ if self.function != usize::MAX => Some(Action::Function(self.function)),
+            Expected::Sized(_, n) if self.is_constant => Some(Action::Tuple(*n)),
+            Expected::Sized(kind, n) => Some(Action::Visit(kind.as_ptr() as usize, *n)),
+            Expected::Referent(_, kind)
+                if !self.children.is_empty() || matches!(self.access, Access::Root(_)) =>
+            {
+                Some(Action::Visit(*kind, -1))
+            }
+            _ if self.children.is_empty() => None,
+            Expected::Type(kind) => Some(Action::Visit(kind.as_ptr() as usize, -1)),
+            _ => Some(Action::Visit(0, -1)),
+        };
+        let actions = [reached, visit].into_iter().flatten().filter(|_| !self.is_late);
+        actions.map(move |action| Step { number, action })
+    }
+}
+
+/// Whether a value is reached from another one, other than as the dict of an object's attributes, which several objects
+/// may share.
+pub fn is_reached(access: &Access) -> bool {
+    matches!(
+        access,
+        Access::Key(_) | Access::Attribute(_) | Access::Member(..) | Access::Item(_) | Access::Paired
+    )
+}
+
+/// Whether a value is expected to be a list, a dict or a set.
+pub fn is_of_containers(py: Python<'_>, expected: &Expected) -> bool {
+    let (Expected::Sized(kind, _) | Expected::Type(kind)) = expected else { return false };
+    let Ok(kind) = kind.bind(py).cast::<PyType>() else { return false };
+    let is_of = |base: Bound<'_, PyType>| kind.is_subclass(&base).unwrap_or(false);
+    is_of(PyList::type_object(py)) || is_of(PyDict::type_object(py)) || is_of(PySet::type_object(py))
+}
