@@ -162,6 +162,28 @@ for assigned in (of_an_array, converted, windows, accumulated, assigned_again, r
 show("shape", lambda: setattr(linear().weight, "grad", host(3)))
 show("dtype", lambda: setattr(linear().weight, "grad", host(2, 3).double()))
 show("type", lambda: setattr(linear().weight, "grad", 3))
+
+# Parameters on two devices, and what torch.func differentiates.
+def as_one(model):
+    model.bias.grad = host(2)
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 2, model.parameters())
+    return [p.tolist() for p in model.parameters()]
+
+show("vector", lambda: as_one(linear()))
+model, x = linear(), host(4, 3)
+total = lambda *args: model(args[0]).tanh().sum()
+for name in ("grad", "grad_and_value", "jacrev", "jacfwd", "hessian"):
+    transform = getattr(torch.func, name)
+    show(name, lambda: transform(total)(x))
+    show(f"vmap {name}", lambda: torch.vmap(transform(total))(x))
+show("vjp", lambda: torch.func.vjp(total, x)[1](torch.tensor(1.0)))
+show("second", lambda: torch.func.grad(total, argnums=1)(x, x[0]))
+show("nested", lambda: torch.func.grad(lambda x: torch.func.grad(total)(x).pow(2).sum())(x))
+state = {name: torch.from_numpy(p.detach().numpy().copy()) for name, p in model.named_parameters()}
+call = lambda state, x: torch.func.functional_call(model, state, (x,)).sum()
+show("state", lambda: torch.func.grad(call)(state, x))
+show("samples", lambda: torch.vmap(torch.func.grad(call), (None, 0))(state, x))
 """
 
 ALIAS = """

@@ -1,6 +1,6 @@
 """The extension module: the Rust engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 

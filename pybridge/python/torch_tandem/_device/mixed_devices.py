@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.testing
+from torch._functorch import eager_transforms, pyfunctorch
+from torch.nn.utils import convert_parameters
 from torch.utils import _pytree
 
 from torch_tandem import _core
@@ -39,6 +41,8 @@ def install() -> None:
     torch.autocast.__enter__ = _enter_autocast  # type: ignore[method-assign]
     torch.autocast.__exit__ = _leave_autocast  # type: ignore[method-assign]
     torch.autograd._make_grads = _make_gradients
+    convert_parameters._check_param_device = _check_param_device  # type: ignore[assignment]
+    eager_transforms._wrap_tensor_for_grad = _wrap_tensor_for_grad
     _core.prepare_gradients(torch._C.TensorBase.grad, _prepare_gradient)
     replace(torch, "as_tensor", _as_tensor)
     replace(torch.testing, "assert_close", _assert_close)
@@ -179,6 +183,23 @@ def _move(tensor: torch.Tensor, device: torch.device) -> None:
         sharing.move_to_host(tensor)
     else:
         tensor.data = tensor.detach().to(device)
+
+
+def _check_param_device(param: torch.Tensor, old_param_device: int | None) -> int:
+    """Accept parameters on the host beside those on Tandem: `torch.cat` does, too."""
+    return 0
+
+
+_original_wrap = eager_transforms._wrap_tensor_for_grad
+
+
+def _wrap_tensor_for_grad(maybe_tensor: Any, level: int) -> Any:
+    """Move what `torch.func.grad`, `vjp` and `jacrev` differentiate, whose gradients would be on Tandem."""
+    if _is_on_host(maybe_tensor) and (maybe_tensor.is_floating_point() or maybe_tensor.is_complex()):
+        # The move itself is not differentiated.
+        with pyfunctorch.temporarily_pop_interpreter_stack():
+            maybe_tensor = maybe_tensor.to("tandem")
+    return _original_wrap(maybe_tensor, level)
 
 
 _original_enter, _original_exit = torch.autocast.__enter__, torch.autocast.__exit__

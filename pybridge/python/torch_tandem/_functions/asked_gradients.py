@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from torch_tandem._device import backward
 
@@ -19,9 +20,12 @@ _open_calls = torch.ops.torch_tandem.open_calls.default._op
 
 def _open(of: Sequence) -> None:
     """Open the calls that tensors are results of. The program may also give edges instead of tensors."""
+    # Transforms (`vmap`) have no rule for the operator. No call is replayed under one, so tensors that a
+    # transform has made are no results.
+    tensors = [t for t in of if isinstance(t, torch.Tensor) and not is_functorch_wrapped_tensor(t)]
     # Overrides of PyTorch's functions see only what the program calls.
-    with torch._C.DisableTorchFunction():
-        _open_calls([t for t in of if isinstance(t, torch.Tensor)])
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        _open_calls(tensors)
     edges = [edge for edge in of if isinstance(edge, torch.autograd.graph.GradientEdge)]
     if any(edge.node.name() == _NODE and len(edge.node._input_metadata) > 1 for edge in edges):
         raise RuntimeError(
