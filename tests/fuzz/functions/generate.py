@@ -570,9 +570,7 @@ def _function(
     trains = any(
         "backward" in step.body or "autograd.grad" in step.body for step in steps if isinstance(step, Play)
     )
-    # An interrupted call may have had some of its effects, so only functions without effects are interrupted.
-    is_pure = all(isinstance(step, Read) and step.use != "dropout" for step in steps)
-    calls = [name for name in CALLS if name != "interrupted" or is_pure]
+    calls = [name for name in CALLS if name != "interrupted" or _is_pure(steps, [])]
     odd = rng.random() < 0.12
     return Function(
         steps,
@@ -591,6 +589,16 @@ def _function(
     )
 
 
+def _is_pure(steps: list[Read | Write | Play | Call], functions: list[Function]) -> bool:
+    """Whether a function has no effects. Only such functions are interrupted, as some effects may be left."""
+    return all(
+        _is_pure(functions[step.function].steps, functions)
+        if isinstance(step, Call)
+        else isinstance(step, Read) and step.use != "dropout"
+        for step in steps
+    )
+
+
 def _program(rng: random.Random, choice: Choice) -> Program:
     count = [0]
     carriers = [_carrier(rng, i, choice) for i in range(rng.choice([0, 1, 1, 1, 2, 2]))]
@@ -601,6 +609,9 @@ def _program(rng: random.Random, choice: Choice) -> Program:
         other = rng.randrange(i + 1, len(functions))
         if rng.random() < 0.3 and not functions[other].parameters():
             function.steps.insert(rng.randrange(len(function.steps) + 1), Call(other))
+    for function in functions:
+        if function.call == "interrupted" and not _is_pure(function.steps, functions):
+            function.call = "plain"
     varies = any("varies" in scene.name or "large" in scene.name for _, scene in plays)
     has_crowd = any(p.CROWD in carrier.layers for carrier in carriers)
     is_long = not has_crowd and rng.random() < (0.5 if varies else 0.04) * choice.long
