@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyDict, PyString, PyType};
 
-use super::value::{Expected, Value};
+use super::value::{Access, Expected, Value};
 
 /// Where the objects of a type store an attribute.
 #[derive(Clone, Copy)]
@@ -37,16 +37,32 @@ const TYPE_OFFSET: usize = std::mem::offset_of!(PyObject, ob_type);
 const OBJECT: c_int = 6;
 
 impl Value {
-    /// Where the objects that this value may be store an attribute. Returns nothing if that is not known. If Python code
-    /// could change the attribute's descriptor, adds a guard.
-    pub fn member(&self, name: &Bound<'_, PyString>, guards: &mut Vec<Guard>) -> Option<Member> {
-        let py = name.py();
+    /// Where the objects that this value may be store what the access reaches. Returns nothing if that is not known. If
+    /// Python code could change an attribute's descriptor, adds a guard.
+    pub fn member(&self, py: Python<'_>, access: &Access, guards: &mut Vec<Guard>) -> Option<Member> {
+        if !matches!(access, Access::Attribute(_) | Access::Attributes) {
+            return None;
+        }
         let kind = match &self.expected {
             Expected::Same(object) => object.bind(py).get_type(),
             Expected::Type(kind) | Expected::Sized(kind, _) => kind.bind(py).cast::<PyType>().ok()?.clone(),
             _ => return None,
         };
         let address = kind.as_ptr() as usize;
+        let Access::Attribute(name) = access else {
+            // The dict of attributes of a built-in type's objects, such as functions and `OrderedDict`s.
+            if kind.is(PyType::type_object(py)) {
+                return None;
+            }
+            let offset = kind.getattr("__dictoffset__").ok()?.extract::<isize>().ok()?;
+            return (!is_heap_type(&kind) && offset > 0).then(|| Member {
+                kind: address,
+                offset: offset as usize,
+                is_optional: false,
+                is_guarded: false,
+            });
+        };
+        let name = name.bind(py);
         if kind.is(PyType::type_object(py)) {
             let Expected::Same(class) = &self.expected else { return None };
             let in_class = |offset| Member { kind: address, offset, is_optional: false, is_guarded: false };
@@ -113,7 +129,7 @@ impl Guard {
 }
 
 /// Whether an object is a class that Python code has made or can change.
-fn is_heap_type(object: &Bound<'_, PyAny>) -> bool {
+pub fn is_heap_type(object: &Bound<'_, PyAny>) -> bool {
     let Ok(class) = object.cast::<PyType>() else { return false };
     // SAFETY: the function takes any type.
     unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) & ffi::Py_TPFLAGS_HEAPTYPE != 0 }

@@ -31,9 +31,9 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList, PyTuple};
 
-use self::member::{Guard, Member};
+use self::member::{Guard, Member, is_heap_type};
 pub use self::reach::attributes_of;
-use self::reach::{holds, is_function, paired, reach, referent, refers_to, size_of};
+use self::reach::{holds, paired, reach, referent, refers_to, size_of};
 use self::value::{
     Access, Action, Expected, Step, Value, is_of_containers, is_reached, parse_access, parse_expected,
 };
@@ -66,8 +66,10 @@ unsafe impl Send for Memory {}
 const NO_DICT: u64 = u64::MAX;
 
 /// Number of pointers after the header of a function's object: its globals, builtins, names, code, defaults, closure,
-/// doc and dict, in CPython 3.11 to 3.14 (`funcobject.h`).
-const FUNCTION_WORDS: usize = 10;
+/// doc, dict, weak references, module and annotations, in CPython 3.11 to 3.14 (`funcobject.h`).
+const FUNCTION_WORDS: usize = 13;
+/// The pointer to the function's weak references, which do not matter.
+const WEAK_REFERENCES: usize = 10;
 
 /// The values of a state, each after the values from which it is reached.
 #[pyclass(frozen, module = "torch_tandem._core")]
@@ -98,17 +100,19 @@ impl StateCheck {
     #[new]
     fn new(py: Python<'_>, listed: Vec<Listed<'_>>) -> PyResult<StateCheck> {
         let mut values: Vec<Value> = Vec::with_capacity(listed.len());
+        let function_type = py.import("types")?.getattr("FunctionType")?;
         let (mut shared, mut functions, mut guards) = (Vec::new(), 0, Vec::new());
         for (i, (access, parent, operand, kind, expected, n)) in listed.into_iter().enumerate() {
             let mut access = parse_access(access, operand)?;
-            if let Access::Attribute(name) = &access
-                && let Some(value) = values.get(parent)
-                && let Some(member) = value.member(name.bind(py), &mut guards)
+            if let Some(member) = values.get(parent).and_then(|value| value.member(py, &access, &mut guards))
             {
-                access = Access::Member(name.clone_ref(py), member);
+                access = Access::Stored(member, Box::new(access));
             }
             let has_parent = !matches!(access, Access::Root(_) | Access::Referent(_) | Access::Argument(_));
-            let is_function = kind == 's' && is_function(&expected);
+            let is_function = kind == 's' && expected.get_type().is(&function_type);
+            // Another class can be assigned to an object of a class of Python.
+            let of = expected.get_type();
+            let kind_of = if kind == 's' && is_heap_type(&of) { of.as_ptr() as usize } else { 0 };
             let function = if is_function { functions } else { usize::MAX };
             functions += usize::from(is_function);
             let expected = parse_expected(kind, expected, n)?;
@@ -122,6 +126,8 @@ impl StateCheck {
                 || other.is_some_and(|n| values[n].is_late);
             if has_parent {
                 values[parent].children.push(i);
+                let is_item = matches!(access, Access::Key(_) | Access::Paired);
+                values[parent].has_parts |= !is_item && !is_late;
             }
             shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
             let is_distinct = !is_late && is_reached(&access) && is_of_containers(py, &expected);
@@ -129,6 +135,8 @@ impl StateCheck {
                 access,
                 expected,
                 parent,
+                kind: kind_of,
+                has_parts: false,
                 children: Vec::new(),
                 is_late,
                 function,
@@ -155,11 +163,11 @@ impl StateCheck {
         let mut steps: Vec<Step> = Vec::new();
         for (i, value) in values.iter().enumerate() {
             steps.extend(value.steps(i));
-            if let Some(Step { number, action: action @ Action::Visit(0, -1) }) = steps.last_mut()
+            if let Some(Step { number, action: action @ Action::Visit(_, -1) }) = steps.last_mut()
                 && *number == i
                 && let Some(members) = value.stored(&values)
             {
-                *action = Action::Stored(stored.len()..stored.len() + members.len());
+                *action = Action::Stored(value.kind, stored.len()..stored.len() + members.len());
                 stored.extend(members);
             }
         }
@@ -250,7 +258,9 @@ impl StateCheck {
             let i = *number;
             match action {
                 Action::Function(function) => self.visit_function(py, i, *function, memory)?,
-                Action::Stored(range) => self.visit_stored(py, i, &self.stored[range.clone()], memory)?,
+                Action::Stored(kind, range) => {
+                    self.visit_stored(py, i, *kind, &self.stored[range.clone()], memory)?;
+                }
                 Action::Tuple(length) => self.visit_tuple(py, i, *length, memory)?,
                 Action::Visit(kind, length) => self.visit(py, i, *kind, *length, memory)?,
                 Action::Argument(argument) => {
@@ -298,7 +308,11 @@ impl StateCheck {
         }
         // SAFETY: the value was found where it is held, so its object is alive. It is a function, which has these
         // pointers after its header, and they are only compared.
-        let words = || unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
+        let words = || {
+            let mut words = unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
+            words[WEAK_REFERENCES] = 0;
+            words
+        };
         // The contents of the closure's cells and the items of the dict are values of their own.
         let known = &memory.functions[function];
         // As a loop, the comparison is not a call of `memcmp`.
@@ -315,6 +329,7 @@ impl StateCheck {
         &self,
         py: Python<'_>,
         i: usize,
+        kind: usize,
         stored: &[(Member, usize)],
         memory: &mut Memory,
     ) -> Result<(), usize> {
@@ -323,6 +338,10 @@ impl StateCheck {
             return Ok(());
         }
         // SAFETY: the value was found where it is held, so its object is alive.
+        if kind != 0 && unsafe { ffi::Py_TYPE(object) } as usize != kind {
+            return Err(i);
+        }
+        // SAFETY: as above.
         let found = |member: &Member| unsafe { member.read(object, memory.are_guarded) };
         let is_same = |(member, child): &(Member, usize)| {
             found(member).is_some_and(|object| !object.is_null() && object == memory.objects[*child])
@@ -368,7 +387,12 @@ impl StateCheck {
                 // SAFETY: `ma_version_tag` follows the header and `ma_used` in CPython 3.11 and 3.12.
                 let changes = unsafe { object.cast::<u64>().add(3).read() };
                 if changes == memory.changes[i] {
-                    return Ok(());
+                    // The version of a dict does not count changes of its attributes.
+                    return if self.values[i].has_parts {
+                        self.visit_parts(py, i, object, memory)
+                    } else {
+                        Ok(())
+                    };
                 }
                 memory.changes[i] = 0;
                 self.visit_dict(py, i, object, length, memory)?;
@@ -421,6 +445,24 @@ impl StateCheck {
         Ok(())
     }
 
+    /// Compares what a dict holds besides its keys and values.
+    fn visit_parts(
+        &self,
+        py: Python<'_>,
+        i: usize,
+        dict: *mut PyObject,
+        memory: &mut Memory,
+    ) -> Result<(), usize> {
+        for child in self.values[i].children.iter().copied() {
+            let value = &self.values[child];
+            if !value.is_late && !matches!(value.access, Access::Key(_) | Access::Paired) {
+                let found = reach(py, &value.access, dict, memory.are_guarded);
+                self.note(py, child, found, memory)?;
+            }
+        }
+        Ok(())
+    }
+
     fn visit_each(
         &self,
         py: Python<'_>,
@@ -448,10 +490,15 @@ impl StateCheck {
     ) -> Result<(), usize> {
         let value = &self.values[i];
         if object == memory.objects[i] && !object.is_null() {
-            let Expected::Referent(reference, kind) = &value.expected else { return Ok(()) };
             // SAFETY: the object is alive because the object that holds it is.
-            let is_of_kind = unsafe { ffi::Py_TYPE(object) } as usize == *kind;
-            return if is_of_kind && refers_to(reference.bind(py), object) { Ok(()) } else { Err(i) };
+            let kind = unsafe { ffi::Py_TYPE(object) } as usize;
+            let is_same = match &value.expected {
+                Expected::Referent(reference, of) => kind == *of && refers_to(reference.bind(py), object),
+                // The check does not hold the object, so another one may have its address.
+                Expected::Type(of) => kind == of.as_ptr() as usize,
+                _ => true,
+            };
+            return if is_same { Ok(()) } else { Err(i) };
         }
         // SAFETY: the object is null, or alive because the object that holds it is.
         let found = unsafe { Bound::from_borrowed_ptr_or_opt(py, object) };

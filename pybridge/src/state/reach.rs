@@ -33,7 +33,9 @@ pub fn reach(py: Python<'_>, access: &Access, from: *mut PyObject, are_guarded: 
                 }
                 found
             }
-            Access::Member(name, member) => member.read(from, are_guarded).unwrap_or_else(|| attribute(name)),
+            Access::Stored(member, of) => {
+                member.read(from, are_guarded).unwrap_or_else(|| reach(py, of, from, are_guarded))
+            }
             Access::Attribute(name) => attribute(name),
             Access::Attributes => {
                 borrowed(ffi::PyObject_GenericGetDict(from, std::ptr::null_mut::<c_void>()))
@@ -119,10 +121,6 @@ pub fn is_equal(one: &Bound<'_, PyAny>, two: &Bound<'_, PyAny>) -> bool {
         (Ok(one), Ok(two)) => one.value().to_bits() == two.value().to_bits(),
         _ => one.eq(two).unwrap_or(false),
     }
-}
-
-pub fn is_function(object: &Bound<'_, PyAny>) -> bool {
-    object.get_type().name().is_ok_and(|name| name == "function")
 }
 
 /// Returns the dict of an object's attributes, if it has one. Unlike `__dict__`, the program cannot override it.

@@ -21,8 +21,8 @@ pub enum Access {
     Key(Py<PyAny>),
     /// Attribute that is implemented in C.
     Attribute(Py<PyString>),
-    /// Such an attribute whose place in the object is known.
-    Member(Py<PyString>, Member),
+    /// Such an access by which an object is reached that is stored at a known place.
+    Stored(Member, Box<Access>),
     /// The dict of an object's attributes.
     Attributes,
     /// Item of a list or a tuple.
@@ -58,6 +58,10 @@ pub struct Value {
     pub access: Access,
     pub expected: Expected,
     pub parent: usize,
+    /// Address of the type that the same object must keep, 0 if it cannot get another one.
+    pub kind: usize,
+    /// Whether an unchanged dict may hold other objects than before, besides its keys and values.
+    pub has_parts: bool,
     /// Values that are reached from this value, in order.
     pub children: Vec<usize>,
     /// Whether Python code has to run to reach the value.
@@ -84,8 +88,9 @@ pub enum Action {
     Argument(usize),
     /// Compare the pointers in a function's object, by the function's number, and what it holds if they differ.
     Function(usize),
-    /// Compare what an object stores at known places with what it stored, by the range in `StateCheck::stored`.
-    Stored(Range<usize>),
+    /// Compare the object's type, 0 for any, and what it stores at known places with what it stored, by the range in
+    /// `StateCheck::stored`.
+    Stored(usize, Range<usize>),
     /// Compare the items of a constant tuple with this length, once.
     Tuple(isize),
     /// Compare the object's type, 0 for any, and length, -1 for any, and the objects that it holds.
@@ -143,8 +148,10 @@ impl Value {
     /// Where this value stores its children, if one object has to be there and stores all of them at known places.
     pub fn stored(&self, values: &[Value]) -> Option<Vec<(Member, usize)>> {
         let member = |child: &usize| match &values[*child] {
-            Value { expected: Expected::Referent(..), .. } | Value { is_late: true, .. } => None,
-            Value { access: Access::Member(_, member), .. } => Some((*member, *child)),
+            // Another object may have the address.
+            Value { expected: Expected::Referent(..) | Expected::Type(_), .. }
+            | Value { is_late: true, .. } => None,
+            Value { access: Access::Stored(member, _), .. } => Some((*member, *child)),
             _ => None,
         };
         let is_one = matches!(self.expected, Expected::Same(_));
@@ -163,13 +170,14 @@ impl Value {
             _ if self.function != usize::MAX => Some(Action::Function(self.function)),
             Expected::Sized(_, n) if self.is_constant => Some(Action::Tuple(*n)),
             Expected::Sized(kind, n) => Some(Action::Visit(kind.as_ptr() as usize, *n)),
-            Expected::Referent(_, kind)
-                if !self.children.is_empty() || matches!(self.access, Access::Root(_)) =>
-            {
-                Some(Action::Visit(*kind, -1))
+            Expected::Referent(_, kind) => Some(Action::Visit(*kind, -1)),
+            Expected::Type(kind) if !self.children.is_empty() => {
+                Some(Action::Visit(kind.as_ptr() as usize, -1))
+            }
+            Expected::Same(_) if self.kind != 0 || !self.children.is_empty() => {
+                Some(Action::Visit(self.kind, -1))
             }
             _ if self.children.is_empty() => None,
-            Expected::Type(kind) => Some(Action::Visit(kind.as_ptr() as usize, -1)),
             _ => Some(Action::Visit(0, -1)),
         };
         let actions = [reached, visit].into_iter().flatten().filter(|_| !self.is_late);
@@ -180,10 +188,8 @@ impl Value {
 /// Whether a value is reached from another one, other than as the dict of an object's attributes, which several objects
 /// may share.
 pub fn is_reached(access: &Access) -> bool {
-    matches!(
-        access,
-        Access::Key(_) | Access::Attribute(_) | Access::Member(..) | Access::Item(_) | Access::Paired
-    )
+    matches!(access, Access::Key(_) | Access::Attribute(_) | Access::Item(_) | Access::Paired)
+        || matches!(access, Access::Stored(_, of) if is_reached(of))
 }
 
 /// Whether a value is expected to be a list, a dict or a set.

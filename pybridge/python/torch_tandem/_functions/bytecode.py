@@ -74,6 +74,8 @@ def _reads(code: types.CodeType) -> Reads:
     chain: list[str] = []
     values: set[str] = set()
     is_called = is_matching = follows_null = has_modulo = raises_again = False
+    # Whether the first argument, which is the object of a method, is replaced.
+    is_rebound = False
     constants: list[object] = []
     # The variables from whose objects attributes are reached without their names; None for another
     # expression.
@@ -92,6 +94,8 @@ def _reads(code: types.CodeType) -> Reads:
         is_unnamed = name in _DYNAMIC or (
             name in _WRITERS and not _has_constant_name(every[at + 1 :], receiver[1] in _OWNERS_OF_WRITERS)
         )
+        stored = name if isinstance(name, tuple) else (name,)
+        is_rebound |= operation.startswith(("STORE_FAST", "STORE_DEREF")) and first in stored
         if operation in _ATTRIBUTES and is_unnamed:
             is_super = operation == "LOAD_SUPER_ATTR" or receiver[0] == "super"
             receivers.add(first if is_super or receiver[1] == first else None)
@@ -126,7 +130,7 @@ def _reads(code: types.CodeType) -> Reads:
     has_strings = bool(names & (_DYNAMIC | _BY_NAME | _WRITERS))
     strings = {text for text in code.co_consts if isinstance(text, str) and text.isidentifier()}
     is_dynamic = bool(names & _DYNAMIC or receivers)
-    is_own = receivers == {first} and not _DYNAMIC.intersection(*chains, ())
+    is_own = receivers == {first} and not is_rebound and not _DYNAMIC.intersection(*chains, ())
     return Reads(
         frozenset(chains),
         frozenset(passed),

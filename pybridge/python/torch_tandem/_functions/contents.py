@@ -25,14 +25,20 @@ def keys(value: dict) -> tuple:
 
 def cached(value: Any) -> tuple:
     """The keys and values in the cache of a `functools.lru_cache`, as the garbage collector finds them."""
-    parts = [part for part in gc.get_referents(value) if getattr(part, "__name__", "") != "_lru_list_elem"]
-    at = next(i for i, part in enumerate(parts) if type(part) is dict and part is not value.__dict__)
-    # A bounded cache has links, from which the keys and values are found first, each value after its key.
-    # They are in the order of their last uses, which is no part of the contents.
-    pairs = [*zip(parts[:at:2], parts[1:at:2], strict=False)]
-    if not pairs:
-        pairs = [pair for pair in parts[at].items() if type(pair[1]).__name__ != "_lru_list_elem"]
+    parts = gc.get_referents(value)
+    at = int(parts[0] is type(value))
+    # A bounded cache has links: each a key, a value, and the type of links. They are in the order of their
+    # last uses, which is no part of the contents.
+    pairs = []
+    while _is_type_of_links(parts[at + 2]):
+        pairs.append((parts[at], parts[at + 1]))
+        at += 3
+    pairs = pairs or [pair for pair in parts[at].items() if not _is_type_of_links(type(pair[1]))]
     return tuple(part for pair in sorted(pairs, key=lambda pair: id(pair[0])) for part in pair)
+
+
+def _is_type_of_links(part: Any) -> bool:
+    return type(part) is type and part.__name__ == "_lru_list_elem" and part.__module__ == "functools"
 
 
 def listed(value: Any) -> tuple:

@@ -67,6 +67,7 @@ SPECIAL_METHODS = frozenset(
 PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (functools.partial, ("func", "args", "keywords")),
     (property, ("fget", "fset", "fdel", "__doc__")),
+    (types.GenericAlias, ("__origin__", "__args__")),
     (slice, ("start", "stop", "step")),
     (staticmethod, ("__func__",)),
     (classmethod, ("__func__",)),

@@ -49,6 +49,8 @@ _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 # Without a virtual environment, this folder is within the standard library's.
 _PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 _LIBRARIES = ("<", PACKAGE, *_STANDARD, *_PACKAGES)
+# Code whose file begins with another "<" may be the program's: of `python -c`, standard input and `exec`.
+_INSTALLED = ("<frozen ", *_LIBRARIES[1:])
 # Callbacks by which the standard library's weak containers remove dead entries. They run at any time and are
 # no part of a call.
 _REMOVALS = frozenset(
@@ -150,7 +152,8 @@ class World:
                 self._refuse_code(code, f"reads {name} without calling it")
             if read.raises_again or _OF_EXCEPTIONS & named:
                 self._add_setting(settings.EXCEPTION)
-            if any(chain[:2] == ("sys", "modules") for chain in read.globals) and not is_librarys(code):
+            is_installed = code.co_filename.startswith(_INSTALLED)
+            if any(chain[:2] == ("sys", "modules") for chain in read.globals) and not is_installed:
                 self._refuse_code(code, "reads sys.modules")
             if code is importlib.import_module.__code__:
                 self._refuse_code(code, "imports a module by its name")

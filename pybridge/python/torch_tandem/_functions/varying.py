@@ -16,7 +16,7 @@ from torch_tandem._functions.place import Place, place_of
 from torch_tandem._functions.state import Path, State
 
 # Modules whose types read a float without calling a method of the float.
-_READERS = frozenset({"array", "ctypes", "decimal", "fractions", "numpy"})
+_READERS = frozenset({"array", "ctypes", "datetime", "decimal", "fractions", "numpy"})
 
 DIFFERS = "a number differs from call to call"
 

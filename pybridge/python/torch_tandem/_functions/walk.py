@@ -49,7 +49,11 @@ class _Walk:
         self.met: dict[int, int] = {}
         self.kept: list[Any] = []
         self.queue: collections.deque[tuple[int, Any]] = collections.deque()
-        self.steps: set[tuple[int, Hashable]] = set()
+        # Pairs of code and its globals that were listed.
+        self.steps: set[tuple[int, int]] = set()
+        # The number of each value of a namespace, and whether code only read known members of it, and only
+        # called it.
+        self.keys: dict[tuple[int, Hashable], tuple[int, bool, bool]] = {}
         self.names = world.attributes()
         self.classes: set[type] = set()
         self.dicts: dict[int, int] = {}
@@ -96,13 +100,18 @@ class _Walk:
         at = len(self.values) - 1
         if access == "o" or parent in self.given:
             self.given.add(at)
-        if exact and not called and issubclass(type(value), types.BuiltinFunctionType):
-            self.builtin(at, value)
-        if exact and not chained and issubclass(type(value), types.ModuleType):
-            self.escaped.append(value)
+        if exact:
+            self.passes(at, value, chained, called)
         if exact and kind not in ("=", "&"):
             self.queue.append((at, value))
         return at
+
+    def passes(self, at: int, value: Any, chained: bool, called: bool) -> None:
+        """Note a value that code may pass on: a C function, or a module."""
+        if not called and issubclass(type(value), types.BuiltinFunctionType):
+            self.builtin(at, value)
+        if not chained and issubclass(type(value), types.ModuleType):
+            self.escaped.append(value)
 
     def expectation(self, value: Any, access: str, parent: int) -> tuple[str, Any, int]:
         kind = type(value)
@@ -182,13 +191,16 @@ class _Walk:
     ) -> None:
         """List the value of a dict at a key, or its absence."""
         step = ("k", key)
-        if (at, step) in self.steps:
-            return
-        self.steps.add((at, step))
-        if key in namespace:
-            self.add("k", at, key, label, step, namespace[key], chained=chained, called=called)
-        else:
-            self.values.append(Value("k", at, key, "0", None, 0, label, step))
+        number, was_chained, was_called = self.keys.get((at, key), (-1, False, False))
+        if number < 0:
+            self.keys[at, key] = len(self.values), chained, called
+            if key in namespace:
+                self.add("k", at, key, label, step, namespace[key], chained=chained, called=called)
+            else:
+                self.values.append(Value("k", at, key, "0", None, 0, label, step))
+        elif key in namespace and (was_chained > chained or was_called > called):
+            self.keys[at, key] = number, was_chained and chained, was_called and called
+            self.passes(number, namespace[key], chained, called)
 
     def attribute(self, at: int, name: str, value: Any, label: str | None = None) -> None:
         self.add("a", at, name, f".{name}" if label is None else label, ("a", name), value)
@@ -445,7 +457,11 @@ class _Walk:
         code = value.__code__
         # PyTorch's functions have no attributes, unless somebody has set some.
         has_run = self.world.has(code)
-        if value.__dict__ or not (is_torchs(code) or (is_librarys(code) and not has_run)):
+        if (
+            value.__dict__
+            or not self.is_torchs(at)
+            or not (is_torchs(code) or (is_librarys(code) and not has_run))
+        ):
             self.attributes(at, _core.attributes_of(value))
         if not is_librarys(code):
             for name in kinds.OF_FUNCTIONS:
@@ -498,10 +514,15 @@ class _Walk:
         inside = self.add("d", at, None, "", ("d",), attributes, exact=False)
         entry = self.values[inside]
         entry.kind, entry.expected, entry.length = "l", dict, len(attributes)
-        follows = None if self.world.reaches_all(kind) else self.names.__contains__
+        # The code of `typing`, which hands attributes on to the class of an alias, is not observed.
+        is_alias = kind.__module__ == "typing"
+        follows = None if is_alias or self.world.reaches_all(kind) else self.names.__contains__
         self.pairs(inside, attributes, follows, ".{}")
 
     def instance(self, at: int, value: Any, kind: type) -> None:
+        if kinds.is_pythons(kind) and not (kinds.is_of_torch(kind.__module__) or kinds.is_of_standard(kind)):
+            # PyTorch's registries have objects of the program.
+            self.programs.add(at)
         attributes = _core.attributes_of(value)
         if attributes is not None:
             self.attributes(at, attributes, kind)
@@ -624,7 +645,7 @@ class _Walk:
         value = namespace.get(name)
         is_module = issubclass(type(value), types.ModuleType)
         if not by_torch and not _is_definition_of_torch(value):
-            self.programs.add(len(self.values))
+            self.programs.add(self.keys.get((at, name), (len(self.values),))[0])
         self.key(at, namespace, name, label, chained=is_module and bool(rest), called=called and not rest)
         if is_module and rest:
             if rest[0] == "__dict__" and not self.is_torchs(at):
@@ -706,6 +727,7 @@ def _state_of(function: Callable, objects: list, world: World) -> State:
         for found in list(world.functions.values()):
             walk.root(found.__qualname__, found)
         walk.type_of(torch.Tensor)
+        walk.type_of(torch.nn.Parameter)
         walk.setting(settings.KERNELS)
         for setting in list(world.settings.values()):
             walk.setting(setting)
