@@ -126,8 +126,6 @@ impl StateCheck {
                 || other.is_some_and(|n| values[n].is_late);
             if has_parent {
                 values[parent].children.push(i);
-                let is_item = matches!(access, Access::Key(_) | Access::Paired);
-                values[parent].has_parts |= !is_item && !is_late;
             }
             shared.extend(other.filter(|_| !is_late).map(|other| (i, other)));
             let is_distinct = !is_late && is_reached(&access) && is_of_containers(py, &expected);
@@ -136,7 +134,6 @@ impl StateCheck {
                 expected,
                 parent,
                 kind: kind_of,
-                has_parts: false,
                 children: Vec::new(),
                 is_late,
                 function,
@@ -163,12 +160,22 @@ impl StateCheck {
         let mut steps: Vec<Step> = Vec::new();
         for (i, value) in values.iter().enumerate() {
             steps.extend(value.steps(i));
-            if let Some(Step { number, action: action @ Action::Visit(_, -1) }) = steps.last_mut()
-                && *number == i
-                && let Some(members) = value.stored(&values)
+            let Some(Step { number, action: action @ Action::Visit(..) }) = steps.last_mut() else {
+                continue;
+            };
+            let Action::Visit(kind, length) = *action else { continue };
+            let first = stored.len();
+            if *number != i {
+                continue;
+            } else if length < 0
+                && matches!(value.expected, Expected::Same(_))
+                && let Some(members) = value.stored(&values, |_| true)
             {
-                *action = Action::Stored(value.kind, stored.len()..stored.len() + members.len());
                 stored.extend(members);
+                *action = Action::Stored(kind, first..stored.len());
+            } else if value.children.iter().any(|child| values[*child].is_part()) {
+                stored.extend(value.stored(&values, Value::is_part).unwrap_or_default());
+                *action = Action::VisitParts(kind, length, first..stored.len());
             }
         }
         let memory = Mutex::new(Memory {
@@ -262,7 +269,10 @@ impl StateCheck {
                     self.visit_stored(py, i, *kind, &self.stored[range.clone()], memory)?;
                 }
                 Action::Tuple(length) => self.visit_tuple(py, i, *length, memory)?,
-                Action::Visit(kind, length) => self.visit(py, i, *kind, *length, memory)?,
+                Action::Visit(kind, length) => self.visit(py, i, *kind, *length, None, memory)?,
+                Action::VisitParts(kind, length, parts) => {
+                    self.visit(py, i, *kind, *length, Some(&self.stored[parts.clone()]), memory)?;
+                }
                 Action::Argument(argument) => {
                     let object = objects.get_item(*argument).map_err(|_| i)?;
                     self.note(py, i, object.as_ptr(), memory)?;
@@ -341,15 +351,16 @@ impl StateCheck {
         if kind != 0 && unsafe { ffi::Py_TYPE(object) } as usize != kind {
             return Err(i);
         }
-        // SAFETY: as above.
+        if self.stores(object, stored, memory) { Ok(()) } else { self.visit_each(py, i, object, memory) }
+    }
+
+    /// Whether an object, which is alive, stores what it has stored at these places.
+    fn stores(&self, object: *mut PyObject, stored: &[(Member, usize)], memory: &Memory) -> bool {
+        // SAFETY: the object is alive.
         let found = |member: &Member| unsafe { member.read(object, memory.are_guarded) };
-        let is_same = |(member, child): &(Member, usize)| {
+        stored.iter().all(|(member, child)| {
             found(member).is_some_and(|object| !object.is_null() && object == memory.objects[*child])
-        };
-        if stored.iter().all(is_same) {
-            return Ok(());
-        }
-        self.visit_each(py, i, object, memory)
+        })
     }
 
     fn visit_tuple(&self, py: Python<'_>, i: usize, length: isize, memory: &mut Memory) -> Result<(), usize> {
@@ -372,6 +383,7 @@ impl StateCheck {
         i: usize,
         kind: usize,
         length: isize,
+        parts: Option<&[(Member, usize)]>,
         memory: &mut Memory,
     ) -> Result<(), usize> {
         let object = memory.objects[i];
@@ -388,10 +400,11 @@ impl StateCheck {
                 let changes = unsafe { object.cast::<u64>().add(3).read() };
                 if changes == memory.changes[i] {
                     // The version of a dict does not count changes of its attributes.
-                    return if self.values[i].has_parts {
-                        self.visit_parts(py, i, object, memory)
-                    } else {
-                        Ok(())
+                    return match parts {
+                        Some(parts) if parts.is_empty() || !self.stores(object, parts, memory) => {
+                            self.visit_parts(py, i, object, memory)
+                        }
+                        _ => Ok(()),
                     };
                 }
                 memory.changes[i] = 0;
@@ -455,7 +468,7 @@ impl StateCheck {
     ) -> Result<(), usize> {
         for child in self.values[i].children.iter().copied() {
             let value = &self.values[child];
-            if !value.is_late && !matches!(value.access, Access::Key(_) | Access::Paired) {
+            if value.is_part() {
                 let found = reach(py, &value.access, dict, memory.are_guarded);
                 self.note(py, child, found, memory)?;
             }

@@ -60,8 +60,6 @@ pub struct Value {
     pub parent: usize,
     /// Address of the type that the same object must keep, 0 if it cannot get another one.
     pub kind: usize,
-    /// Whether an unchanged dict may hold other objects than before, besides its keys and values.
-    pub has_parts: bool,
     /// Values that are reached from this value, in order.
     pub children: Vec<usize>,
     /// Whether Python code has to run to reach the value.
@@ -95,6 +93,9 @@ pub enum Action {
     Tuple(isize),
     /// Compare the object's type, 0 for any, and length, -1 for any, and the objects that it holds.
     Visit(usize, isize),
+    /// Likewise for a dict that holds objects besides its keys and values. The range in `StateCheck::stored` has those
+    /// that are stored at known places, and is empty if the others are not.
+    VisitParts(usize, isize, Range<usize>),
 }
 
 pub fn parse_access(letter: char, operand: Bound<'_, PyAny>) -> PyResult<Access> {
@@ -145,8 +146,13 @@ impl Value {
         held.into_iter().chain(compared)
     }
 
-    /// Where this value stores its children, if one object has to be there and stores all of them at known places.
-    pub fn stored(&self, values: &[Value]) -> Option<Vec<(Member, usize)>> {
+    /// Whether this value is none of the keys and values of a dict, if a dict holds it.
+    pub fn is_part(&self) -> bool {
+        !self.is_late && !matches!(self.access, Access::Key(_) | Access::Paired)
+    }
+
+    /// Where this value stores those of its children that `which` accepts, if it stores all of them at known places.
+    pub fn stored(&self, values: &[Value], which: impl Fn(&Value) -> bool) -> Option<Vec<(Member, usize)>> {
         let member = |child: &usize| match &values[*child] {
             // Another object may have the address.
             Value { expected: Expected::Referent(..) | Expected::Type(_), .. }
@@ -154,8 +160,7 @@ impl Value {
             Value { access: Access::Stored(member, _), .. } => Some((*member, *child)),
             _ => None,
         };
-        let is_one = matches!(self.expected, Expected::Same(_));
-        is_one.then(|| self.children.iter().map(member).collect())?
+        self.children.iter().filter(|child| which(&values[**child])).map(member).collect()
     }
 
     /// The steps of each comparison for the value with this number.
