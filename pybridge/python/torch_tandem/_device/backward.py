@@ -6,6 +6,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
 
+from torch_tandem._device.untraced import untraced
 from torch_tandem._program.tracebacks import hide_frames
 
 
@@ -21,7 +22,7 @@ class Engine:
     def run_backward(
         self,
         tensors,
-        grads,
+        grad_tensors,
         keep_graph,
         create_graph,
         inputs=(),
@@ -38,13 +39,15 @@ class Engine:
             if ours and _plain(tensors) and _plain(inputs) and not _watched():
                 overrides = _overrides()
                 with torch._C.DisableTorchFunction():
-                    done, found = _backward(tensors, grads, inputs, keep_graph, create_graph, overrides)
+                    done, found = _backward(
+                        tensors, grad_tensors, inputs, keep_graph, create_graph, overrides
+                    )
                 if done:
                     if not allow_unreachable:
                         _refuse_unused(found)
                     return tuple(found)
             return self._engine.run_backward(
-                tensors, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+                tensors, grad_tensors, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
             )
         except BaseException as error:
             hide_frames(error)
@@ -90,4 +93,5 @@ def _overrides() -> int:
 
 def install() -> None:
     """Replace autograd's engine with `Engine`."""
+    untraced(Engine.run_backward, _plain, _watched, _overrides, _refuse_unused)
     Variable._execution_engine = Engine(Variable._execution_engine)

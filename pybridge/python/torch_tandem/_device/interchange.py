@@ -18,6 +18,7 @@ from torch.utils.dlpack import DLDeviceType
 
 from torch_tandem import _core
 from torch_tandem._device import sharing
+from torch_tandem._device.replaced import replace
 
 _dlpack, _dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
 _to_dlpack = torch._C._to_dlpack
@@ -26,13 +27,16 @@ _array = torch.Tensor.__array__
 
 def install() -> None:
     """Make PyTorch's DLPack, multiprocessing and storage functions accept tandem tensors."""
-    torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__ = _export, _export_device
+    replace(torch.Tensor, "__dlpack__", _export)
+    replace(torch.Tensor, "__dlpack_device__", _export_device)
     torch.utils.dlpack.to_dlpack = torch.to_dlpack = _export_capsule
-    torch.Tensor.__array__ = _export_array
+    replace(torch.Tensor, "__array__", _export_array)
     torch.Tensor.__cuda_array_interface__ = property(_no_address(torch.Tensor.__cuda_array_interface__))
-    torch.Tensor.share_memory_ = sharing.share_memory_unless_on_gpu
+    replace(torch.Tensor, "share_memory_", sharing.share_memory_unless_on_gpu)
     for kind in (torch.Tensor, torch.nn.Parameter):
-        reduction.register(kind, _reduce_tensor)
+        # The program may have registered its own.
+        known = reduction.ForkingPickler._extra_reducers.get(kind, reductions.reduce_tensor)
+        reduction.register(kind, functools.partial(_reduce_tensor, known))
     reduction.register(torch.UntypedStorage, _reduce_storage)
     for name in ("_byteswap", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
         setattr(torch.UntypedStorage, name, _on_host(getattr(torch.UntypedStorage, name)))
@@ -56,7 +60,8 @@ def _export_device(self: torch.Tensor) -> tuple[Any, int]:
 
 @functools.wraps(_to_dlpack)
 def _export_capsule(tensor: torch.Tensor) -> Any:
-    return _to_dlpack(tensor.cpu() if tensor.device.type == "tandem" else tensor)
+    is_ours = isinstance(tensor, torch.Tensor) and tensor.device.type == "tandem"
+    return _to_dlpack(tensor.cpu() if is_ours else tensor)
 
 
 @functools.wraps(_array)
@@ -98,9 +103,9 @@ def _opened(parcel: Any) -> Any:
     return pickle.loads(parcel) if isinstance(parcel, bytes) else parcel
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable, tuple]:
+def _reduce_tensor(known: Callable, tensor: torch.Tensor) -> tuple[Callable, tuple]:
     if tensor.device.type != "tandem" or (tensor.requires_grad and not tensor.is_leaf):
-        return reductions.reduce_tensor(tensor)
+        return known(tensor)
     host = _parcel(tensor.detach().cpu())
     return _rebuild_tensor, (type(tensor), host, tensor.device, tensor.requires_grad)
 

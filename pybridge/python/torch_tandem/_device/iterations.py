@@ -4,6 +4,7 @@ Module calls are watched only until the program's first optimizer step. Watching
 call, and a program with optimizer steps does not need it.
 """
 
+import functools
 import threading
 from collections import Counter
 
@@ -49,27 +50,32 @@ def _after_step(optimizer, args, kwargs) -> None:
     global steps
     steps += 1
     if nn.Module.__call__ is _watched_call:
-        nn.Module.__call__ = nn.Module._wrapped_call_impl
+        nn.Module.__call__ = _call
     candidates.after_step(steps)
     residence.of_optimizer(optimizer)
     _end()
 
 
+# The program may have replaced PyTorch's.
+_call = nn.Module.__call__
+
+
+@functools.wraps(_call)
 def _watched_call(self, *args, **kwargs):
     # Dynamo must trace only the module's own call.
     if torch.compiler.is_compiling():
-        return self._wrapped_call_impl(*args, **kwargs)
+        return _call(self, *args, **kwargs)
     # A function ends iterations itself, unless it runs the module's own call.
     entry = self.__dict__.get("_tandem_entry")
     if entry is not None and entry.module is self and not entry.is_running():
         return entry(*args, **kwargs)
     # Most calls are of modules within modules, and only the outermost call ends an iteration.
     is_outermost = not _calls.inside
-    if is_outermost:
-        _calls.inside = True
-        residence.of_module(self)
     try:
-        return self._wrapped_call_impl(*args, **kwargs)
+        if is_outermost:
+            _calls.inside = True
+            residence.of_module(self)
+        return _call(self, *args, **kwargs)
     except BaseException as error:
         hide_frames(error)
         raise

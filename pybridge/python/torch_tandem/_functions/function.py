@@ -31,7 +31,7 @@ from torch_tandem._functions.refusals import IF_A_NUMBER
 from torch_tandem._functions.times import Times
 from torch_tandem._functions.types import CacheInfo
 from torch_tandem._functions.varying import DIFFERS, floats_of
-from torch_tandem._report import candidates
+from torch_tandem._report import candidates, residence
 from torch_tandem._report.types import Function as Counters
 
 # Number of calls without an optimizer step after which each call ends an iteration, if the program has made
@@ -512,13 +512,14 @@ def counters() -> list[Counters]:
 
 def _forgetting(swap: Callable) -> Callable:
     @functools.wraps(swap)
-    def swap_tensors(one: torch.Tensor, two: torch.Tensor) -> None:
-        # PyTorch refuses to swap tensors that have weak references. States and recordings have such
-        # references, and nodes of autograd keep recordings.
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        # PyTorch refuses to swap tensors that have weak references. The report, states and recordings have
+        # such references, and nodes of autograd keep recordings.
+        residence.clear()
         for function in list(all_functions):
             function._forget_all()
         _ops.clear_weak_tensors()
-        return swap(one, two)
+        return swap(t1, t2)
 
     return swap_tensors
 

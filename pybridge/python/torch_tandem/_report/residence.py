@@ -1,10 +1,10 @@
 """Detection of models that are not on the device: at their first call, and at an optimizer's first step."""
 
+import contextlib
 import os
 import site
 import sys
 import sysconfig
-import weakref
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_tandem._program.tracebacks import PACKAGE
 from torch_tandem._report.types import Model
 
-_looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+_looked_at = WeakIdKeyDictionary()  # models and optimizers, which need not be hashable
 _named = WeakIdKeyDictionary()  # the keys in `_elsewhere`, by the parameters of the models
 _elsewhere: dict[str, Model] = {}
 
@@ -27,7 +27,7 @@ _LIBRARIES = tuple({*site.getsitepackages(), site.getusersitepackages(), sysconf
 def of_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Check the parameters of an optimizer at its first step."""
     if optimizer not in _looked_at:
-        _looked_at.add(optimizer)
+        _looked_at[optimizer] = True
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         _note(f"the model that {type(optimizer).__name__} trains", parameters)
 
@@ -35,12 +35,17 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def of_module(module: nn.Module) -> None:
     """Check the parameters of a module at its first call."""
     if module not in _looked_at:
-        _looked_at.add(module)
-        _note(f"the model {type(module).__name__}", list(module.parameters()))
+        _looked_at[module] = True
+        # A class may have a `parameters` of its own. PyTorch's needs modules with hashes.
+        with contextlib.suppress(TypeError):
+            _note(f"the model {type(module).__name__}", list(nn.Module.parameters(module)))
 
 
-def _note(what: str, parameters: list[torch.Tensor]) -> None:
-    devices = {p.device.type for p in parameters} - {"meta"}
+def _note(what: str, parameters: list[Any]) -> None:
+    parameters = [p for p in parameters if isinstance(p, torch.Tensor)]
+    # Overrides of PyTorch's functions see only what the program calls.
+    with torch._C.DisableTorchFunction():
+        devices = {p.device.type for p in parameters} - {"meta"}
     if not devices or "tandem" in devices or any(p in _named for p in parameters):
         return
     line, library = _place(sys._getframe(2))

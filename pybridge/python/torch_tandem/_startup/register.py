@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import sys
 
 import torch
 
@@ -25,6 +26,7 @@ def register() -> None:
     iterations.install()
     backward.install()
     interchange.install()
+    _leave_models_where_they_are()
     torch_compile.refuse_inductor()
     trainers.install()
     distributed.install()
@@ -32,6 +34,12 @@ def register() -> None:
         os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
     atexit.register(_core.shutdown)
     environment.warn([*_core.ignored_settings(), *environment.misspelt()])
+
+
+def _leave_models_where_they_are() -> None:
+    # nn.DataParallel copies a model to each available device and first moves it to one, also from the host.
+    # The attribute torch.nn.parallel.data_parallel is a function, so the module is looked up in sys.modules.
+    sys.modules["torch.nn.parallel.data_parallel"]._get_available_device_type = lambda: None  # type: ignore[attr-defined]
 
 
 def _before_fork() -> None:
