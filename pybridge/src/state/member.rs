@@ -55,7 +55,7 @@ impl Value {
                 return None;
             }
             let offset = kind.getattr("__dictoffset__").ok()?.extract::<isize>().ok()?;
-            return (!is_heap_type(&kind) && offset > 0).then(|| Member {
+            return (!is_heap_type(&kind) && offset > 0).then_some(Member {
                 kind: address,
                 offset: offset as usize,
                 is_optional: false,

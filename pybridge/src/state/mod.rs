@@ -316,9 +316,9 @@ impl StateCheck {
         if object.is_null() {
             return Ok(());
         }
-        // SAFETY: the value was found where it is held, so its object is alive. It is a function, which has these
-        // pointers after its header, and they are only compared.
         let words = || {
+            // SAFETY: the value was found where it is held, so its object is alive. It is a function, which has these
+            // pointers after its header, and they are only compared.
             let mut words = unsafe { object.cast::<usize>().add(2).cast::<[usize; FUNCTION_WORDS]>().read() };
             words[WEAK_REFERENCES] = 0;
             words
