@@ -8,8 +8,6 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyDict, PyString, PyType};
 
-use super::value::{Access, Expected, Value};
-
 /// Where the objects of a type store an attribute.
 #[derive(Clone, Copy)]
 pub struct Member {
@@ -31,78 +29,10 @@ pub struct Guard {
 }
 
 /// Offset of an object's type.
-const TYPE_OFFSET: usize = std::mem::offset_of!(PyObject, ob_type);
+pub const TYPE_OFFSET: usize = std::mem::offset_of!(PyObject, ob_type);
 
 /// `_Py_T_OBJECT` of `descrobject.h`.
-const OBJECT: c_int = 6;
-
-impl Value {
-    /// Where the objects that this value may be store what the access reaches. Returns nothing if that is not known. If
-    /// Python code could change an attribute's descriptor, adds a guard.
-    pub fn member(&self, py: Python<'_>, access: &Access, guards: &mut Vec<Guard>) -> Option<Member> {
-        if !matches!(access, Access::Attribute(_) | Access::Attributes) {
-            return None;
-        }
-        let kind = match &self.expected {
-            Expected::Same(object) => object.bind(py).get_type(),
-            Expected::Type(kind) | Expected::Sized(kind, _) => kind.bind(py).cast::<PyType>().ok()?.clone(),
-            _ => return None,
-        };
-        let address = kind.as_ptr() as usize;
-        let Access::Attribute(name) = access else {
-            // The dict of attributes of a built-in type's objects, such as functions and `OrderedDict`s.
-            if kind.is(PyType::type_object(py)) {
-                return None;
-            }
-            let offset = kind.getattr("__dictoffset__").ok()?.extract::<isize>().ok()?;
-            return (!is_heap_type(&kind) && offset > 0).then_some(Member {
-                kind: address,
-                offset: offset as usize,
-                is_optional: false,
-                is_guarded: false,
-            });
-        };
-        let name = name.bind(py);
-        if kind.is(PyType::type_object(py)) {
-            let Expected::Same(class) = &self.expected else { return None };
-            let in_class = |offset| Member { kind: address, offset, is_optional: false, is_guarded: false };
-            match name.to_str().ok()? {
-                "__class__" => return Some(in_class(TYPE_OFFSET)),
-                "__name__" if is_heap_type(class.bind(py)) => {
-                    return offsets_of_names(py).map(|o| in_class(o[0]));
-                }
-                "__qualname__" if is_heap_type(class.bind(py)) => {
-                    return offsets_of_names(py).map(|o| in_class(o[1]));
-                }
-                _ => {}
-            }
-        }
-        let members = kind.getattr("__dict__").ok()?;
-        let descriptor = members.get_item(name).ok()?;
-        if descriptor.get_type().name().ok()? != "member_descriptor" {
-            return None;
-        }
-        // SAFETY: a member's descriptor has five pointers before that of the member (`descrobject.h`), in CPython 3.11
-        // to 3.14, and is alive.
-        let member = unsafe { &**descriptor.as_ptr().cast::<*const ffi::PyMemberDef>().add(5) };
-        if !matches!(member.type_code, ffi::Py_T_OBJECT_EX | OBJECT) || member.offset <= 0 {
-            return None;
-        }
-        let (offset, is_optional) = (member.offset as usize, member.type_code == OBJECT);
-        let is_guarded = is_heap_type(&kind);
-        if is_guarded {
-            // Another type of types may look attributes up in another order.
-            if !kind.get_type().is(PyType::type_object(py)) {
-                return None;
-            }
-            if !guards.iter().any(|guard| guard.descriptor.is(&descriptor)) {
-                let name = name.clone().unbind();
-                guards.push(Guard { members: members.unbind(), name, descriptor: descriptor.unbind() });
-            }
-        }
-        Some(Member { kind: address, offset, is_optional, is_guarded })
-    }
-}
+pub const OBJECT: c_int = 6;
 
 impl Member {
     /// Returns what the object `from` stores, borrowed from it, or null. Returns nothing if the place is not known.
@@ -137,7 +67,7 @@ pub fn is_heap_type(object: &Bound<'_, PyAny>) -> bool {
 
 /// The offsets in bytes of the name and the qualified name in a class that Python code has made: those of the two
 /// strings in a class with two different names.
-fn offsets_of_names(py: Python<'_>) -> Option<[usize; 2]> {
+pub fn offsets_of_names(py: Python<'_>) -> Option<[usize; 2]> {
     static FOUND: PyOnceLock<Option<[usize; 2]>> = PyOnceLock::new();
     let find = || -> PyResult<Option<[usize; 2]>> {
         let members = PyDict::new(py);
