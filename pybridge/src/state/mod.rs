@@ -328,7 +328,7 @@ impl StateCheck {
         // As a loop, the comparison is not a call of `memcmp`.
         if words().iter().zip(known).fold(0, |differs, (one, other)| differs | (one ^ other)) != 0 {
             memory.functions[function] = [0; FUNCTION_WORDS];
-            self.visit_each(py, i, object, memory)?;
+            self.visit_each(py, i, object, |_| true, memory)?;
             // The visit gives a function that has no dict an empty one.
             memory.functions[function] = words();
         }
@@ -351,10 +351,14 @@ impl StateCheck {
         if kind != 0 && unsafe { ffi::Py_TYPE(object) } as usize != kind {
             return Err(i);
         }
-        if self.stores(object, stored, memory) { Ok(()) } else { self.visit_each(py, i, object, memory) }
+        if self.stores(object, stored, memory) {
+            Ok(())
+        } else {
+            self.visit_each(py, i, object, |_| true, memory)
+        }
     }
 
-    /// Whether an object, which is alive, stores what it has stored at these places.
+    /// Whether the pointers at these places of a living object are those of the latest comparison.
     fn stores(&self, object: *mut PyObject, stored: &[(Member, usize)], memory: &Memory) -> bool {
         // SAFETY: the object is alive.
         let found = |member: &Member| unsafe { member.read(object, memory.are_guarded) };
@@ -371,7 +375,7 @@ impl StateCheck {
         if size_of(object) != length {
             return Err(i);
         }
-        self.visit_each(py, i, object, memory)?;
+        self.visit_each(py, i, object, |_| true, memory)?;
         memory.changes[i] = 0;
         Ok(())
     }
@@ -402,7 +406,7 @@ impl StateCheck {
                     // The version of a dict does not count changes of its attributes.
                     return match parts {
                         Some(parts) if parts.is_empty() || !self.stores(object, parts, memory) => {
-                            self.visit_parts(py, i, object, memory)
+                            self.visit_each(py, i, object, Value::is_part, memory)
                         }
                         _ => Ok(()),
                     };
@@ -417,7 +421,7 @@ impl StateCheck {
         if length >= 0 && size_of(object) != length {
             return Err(i);
         }
-        self.visit_each(py, i, object, memory)
+        self.visit_each(py, i, object, |_| true, memory)
     }
 
     fn visit_dict(
@@ -458,34 +462,18 @@ impl StateCheck {
         Ok(())
     }
 
-    /// Compares what a dict holds besides its keys and values.
-    fn visit_parts(
-        &self,
-        py: Python<'_>,
-        i: usize,
-        dict: *mut PyObject,
-        memory: &mut Memory,
-    ) -> Result<(), usize> {
-        for child in self.values[i].children.iter().copied() {
-            let value = &self.values[child];
-            if value.is_part() {
-                let found = reach(py, &value.access, dict, memory.are_guarded);
-                self.note(py, child, found, memory)?;
-            }
-        }
-        Ok(())
-    }
-
+    /// Compares the objects that are reached from an object as those children that `which` accepts.
     fn visit_each(
         &self,
         py: Python<'_>,
         i: usize,
         object: *mut PyObject,
+        which: impl Fn(&Value) -> bool,
         memory: &mut Memory,
     ) -> Result<(), usize> {
         for child in self.values[i].children.iter().copied() {
             let value = &self.values[child];
-            if !value.is_late {
+            if !value.is_late && which(value) {
                 let found = reach(py, &value.access, object, memory.are_guarded);
                 self.note(py, child, found, memory)?;
             }

@@ -1,4 +1,4 @@
-//! The values of a state: how each is reached, and what it has to be.
+//! The values of a state. Each has an access, by which it is found, and an expectation, which the object found must meet.
 
 use std::ops::Range;
 
@@ -189,9 +189,7 @@ impl Value {
         let actions = [reached, visit].into_iter().flatten().filter(|_| !self.is_late);
         actions.map(move |action| Step { number, action })
     }
-}
 
-impl Value {
     /// Where the objects that this value may be store what the access reaches. Returns nothing if that is not known. If
     /// Python code could change an attribute's descriptor, adds a guard.
     pub fn member(&self, py: Python<'_>, access: &Access, guards: &mut Vec<Guard>) -> Option<Member> {
