@@ -1,4 +1,4 @@
-//! The values of a state. Each has an access, by which it is found, and an expectation, which the object found must meet.
+//! The values of a state: the access by which each is found, and the requirement that the object found has to meet.
 
 use std::ops::Range;
 
