@@ -164,7 +164,7 @@ def _class(body: str) -> str:
 
 
 _W = ("{e}.w = {v}", "vars({e}).update(w={v})", "{e}.__dict__['w'] = {v}")
-_V = ("{e}.v = {v}", "setattr({e}, 'v', {v})")
+_V = ("{e}.v = {v}", "setattr({e}, 'v', {v})", "{e}.__dict__ = {{'v': {v}}}")
 
 LAYERS = [
     Layer("list", "[{v}]", "{e}[0]", ("{e}[0] = {v}", "{e}.insert(0, {v})", "{e}[:] = [{v}, 1]", "{e}.clear(); {e}.append({v})", "{e} += [{e}[0]]; {e}[0] = {v}", "{e}.append({v}); {e}.reverse()")),
@@ -240,6 +240,14 @@ LAYERS = [
     Layer("weak reference", "weakref.ref(kept(Plain({v})))", "{e}().v", ("{e}().v = {v}",)),
     Layer("WeakKeyDictionary", "weak_keys({v})", "next(iter({e}.values()))", ("{e}[next(iter({e}))] = {v}",)),
     Layer("itertools.repeat", "itertools.repeat({v})", "next({e})"),
+    Layer("value in a bounded cache", "cached_value({v})", "{e}()[0]", ("{e}()[0] = {v}", "{e}()[:] = [{v}]", "{e}.cache_clear()")),
+    Layer("factory of a defaultdict", "defaultdict(lambda: {v})", "missing({e})", ("{e}.default_factory = lambda: {v}",)),
+    Layer("slot of a subclass of dict", "attributed(SlotDict(), {v})", "{e}.v", _V),
+    Layer("alias of a generic class", "generic({v})", "{e}.v", ("{e}.__origin__.v = {v}",)),
+    Layer("generic alias", "subscripted({v})", "{e}.v", ("{e}.__origin__.v = {v}",)),
+    Layer("annotation of a function", "annotated({v})", "{e}.__annotations__['v']", ("{e}.__annotations__ = {{'v': {v}}}", "{e}.__annotations__['v'] = {v}")),
+    *(Layer(f"{name} of a function", f"described('{name}', {{v}})", f"{{e}}.{name}", (f"{{e}}.{name} = {{v}}",)) for name in ("__doc__", "__module__")),
+    *(Layer(f"{name} of an exception", f"set_on(OSError(1, 'a', 'b'), '{name}', {{v}})", f"{{e}}.{name}", (f"{{e}}.{name} = {{v}}",)) for name in ("errno", "strerror", "filename")),
     Layer("linked list of 1,000", "linked(1000, {v})", "{e}.v", ("{e}.v = {v}",)),
     Layer("odd attributes", "odd({v})", "{e}.v", ("{e}.v = {v}", "setattr({e}, 'not a name', 1)")),
     Layer("buffer of a module", "with_buffer({v})", "{e}.b.item()", ("{e}.b.fill_({v})", "{e}.b = torch.tensor(float({v}))", "{e}.register_buffer('b', torch.tensor(float({v})))"), plain=True),
@@ -259,6 +267,7 @@ LAYERS += [
     for name, make in {
         "a function": "(lambda: None)", "a host tensor": "torch.ones(3)", "a device tensor": "full(1.0)",
         "a parameter": "nn.Parameter(full(1.0))", "an nn.Module": "nn.Identity()", "an nn.ParameterList": "nn.ParameterList()",
+        "an OrderedDict": "OrderedDict(a=1)", "a type variable": "typing.TypeVar('T')", "a weak set": "weakref.WeakSet()",
         "a module": "ModuleType('m')", "a partial": "functools.partial(abs)", "a subclass of dict": "Dict()",
         "a subclass of list": "List()", "a subclass of float": "Celsius(1.0)", "an exception": "Exception()", "threading.local": "threading.local()",
         "a subclass of ndarray": "np.ones(2).view(Array)", "an optimizer": "optimizer(0.1)", "a tensor subclass": "torch.ones(2).as_subclass(Sub)",

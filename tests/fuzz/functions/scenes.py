@@ -193,6 +193,21 @@ SCENES = [
     Scene("attention", "", ("y = F.scaled_dot_product_attention(y[None, None], y[None, None] * 2, y[None, None])[0, 0]",), ("torch.backends.cuda.enable_flash_sdp(False)", "torch.backends.cuda.enable_flash_sdp(True)", "torch.backends.cuda.enable_math_sdp(False)", "torch.backends.cuda.enable_math_sdp(True)"), ("torch.backends.cuda.flash_sdp_enabled()",)),
     Scene("attribute of a tensor", "t{n} = full(1.0); p{n} = nn.Parameter(full(2.0))", ("y = y * getattr(t{n}, 'scale', 2.0) + t{n}", "y = y * 3 if hasattr(p{n}, 'frozen') else y + p{n}.detach()", "y = y * vars(p{n}).get('scale', 2.0) * p{n}.detach()"), ("t{n}.scale = 3.0", "t{n}.__dict__.clear()", "p{n}.frozen = True", "p{n}.scale = 0.5", "p{n}.__dict__.clear()"), ("t{n}", "p{n}")),
     Scene("containers that become one", "u{n}, v{n} = [1.0], [1.0]; k{n} = {{'a': {{1}}, 'b': {{1}}}}", ("y = y * (2 if u{n} is v{n} else 3)", "y = y * (2 if k{n}['a'] is k{n}['b'] else 3)", "y = y * (len({{id(z) for z in (u{n}, v{n})}}) + 1)"), ("u{n} = v{n}", "v{n} = [1.0]", "k{n}['a'] = k{n}['b']", "k{n}['a'] = {{1}}"), ("u{n}", "v{n}")),
+    # Kinds of state that a sweep by introspection (`reflected.py`) or a review has found missing.
+    *[
+        Scene("class of an object", f"o{{n}}, z{{n}} = {made}, {{{{'o': None}}}}; z{{n}}['o'] = o{{n}}", ("y = y * o{n}.factor()", "y = y * z{n}['o'].factor()"), (f"o{{n}}.__class__ = {other}", f"z{{n}}['o'] = None; z{{n}}['o'] = {other_made}", f"{kind}.factor = lambda self: 7.0; restored(setattr, {kind}, 'factor', factor_of(2.0))"))
+        for kind, made, other, other_made in (
+            ("Weak", "Weak()", "OtherWeak", "OtherWeak()"), ("Empty", "Empty()", "OtherEmpty", "OtherEmpty()"), ("Shape", "Shape.A", "OtherShape", "OtherShape.A"),
+            ("Stateless", "Stateless()", "OtherStateless", "OtherStateless()"),
+        )
+    ],
+    Scene("object in a registry of PyTorch", "m{n}, h{n} = nn.Identity(), Changing(); restored(nn.modules.module.register_module_forward_hook(h{n}).remove)", ("y = m{n}(y)",), ("h{n}.k = 5.0",), ("h{n}.calls",)),
+    Scene("method that rebinds its object", "class R{n}:\n    def look(self):\n        self = self.child\n        return self.__dict__['factor']\nr{n} = R{n}(); r{n}.child = SimpleNamespace(factor=2.0)", ("y = y * r{n}.look()",), ("r{n}.child.factor = 3.0", "vars(r{n}.child).update(factor=4.0)")),
+    Scene("module that is passed on", "c{n} = package('passed{n}.config', 2.0); c{n}.S = 3.0\ndef look{n}(c):\n    return c.K", ("y = y * c{n}.S + look{n}(c{n})", "y = y * look{n}(c{n})", "y = y * (2 if hasattr(c{n}, 'Z') else 3)", "y = y * len(vars(c{n}))", "y = y * len(str(c{n})) + c{n}.S", "y = y * getattr(c{n}, ''.join(['K']))"), ("c{n}.K = 5.0", "c{n}.Z = 1", "c{n}.__name__ = 'longer name'", "del c{n}.S; c{n}.S = 4.0")),
+    Scene("attribute of a function of PyTorch", "act{n} = F.celu; restored(vars(F.celu).clear)", ("y = y * (3 if getattr(act{n}, 'flag', False) else 2)", "y = y * len(vars(act{n}))"), ("F.celu.flag = True", "F.celu.other = 1")),
+    Scene("text of a class", "class K{n}:\n    pass", ("y = y * len(repr(K{n}))", "y = y * len(f'{{K{n}}}')", "y = y * len(K{n}.__module__)", "y = y * len(str(list[K{n}]))"), ("K{n}.__module__ = 'longer.name'", "K{n}.__qualname__ = 'Longer'", "K{n}.__name__ = 'Longer'")),
+    Scene("text of a module", "m{n} = nn.BatchNorm1d(3).to(device); d{n} = nn.Dropout(0.5)", ("y = y * len(m{n}.extra_repr())", "y = y * len(repr(m{n}))", "y = y * len(d{n}.extra_repr())"), ("m{n}.affine = ()", "m{n}.eps = 0.0625", "d{n}.p = 0.125", "m{n}.num_features = 1000")),
+    Scene("text of an exception", "o{n} = OSError(1, 'a', 'b')", ("y = y * len(str(o{n}))", "y = y * len(repr(o{n}))"), ("o{n}.filename = 'longer'", "o{n}.strerror = 'longer'", "o{n}.args = (1, 2, 3)")),
     # A number that varies in each call.
     Scene("number that varies", "", ("y = y * a{n}", "y = y + a{n}", "y = y * 2 if a{n} % 2 else y"), (), (), "i"),
     Scene("float that varies", "", VARYING, (), (), "0.37 + 0.11 * i"),

@@ -29,6 +29,7 @@ import sysconfig
 import tempfile
 import threading
 import types
+import typing
 import uuid
 import warnings
 import weakref
@@ -154,6 +155,62 @@ def tripled_y(y):
     return y * 3
 
 
+def factor_of(value):
+    return lambda self: value
+
+
+class Weak:
+    __slots__ = ("__weakref__",)
+    factor = factor_of(2.0)
+
+
+class OtherWeak:
+    __slots__ = ("__weakref__",)
+    factor = factor_of(3.0)
+
+
+class Empty:
+    __slots__ = ()
+    factor = factor_of(2.0)
+
+
+class OtherEmpty:
+    __slots__ = ()
+    factor = factor_of(3.0)
+
+
+class Stateless:
+    factor = factor_of(2.0)
+
+
+class OtherStateless:
+    factor = factor_of(3.0)
+
+
+class Shape(enum.Enum):
+    A = 1
+    factor = factor_of(2.0)
+
+
+class OtherShape(enum.Enum):
+    A = 1
+    factor = factor_of(3.0)
+
+
+class SlotDict(dict):
+    __slots__ = ("v",)
+
+
+class Changing:
+    """A hook that changes what it does at some call."""
+
+    def __init__(self):
+        self.k, self.calls = 2.0, itertools.chain([1.0] * 9, itertools.repeat(2.0, 10**6))
+
+    def __call__(self, module, args, output):
+        return output * self.k * next(self.calls)
+
+
 class Tripling:
     def m(self, y):
         return y * 5
@@ -243,6 +300,45 @@ def same(v):
 def attributed(o, v):
     o.v = v
     return o
+
+
+def set_on(o, name, v):
+    setattr(o, name, v)
+    return o
+
+
+def described(name, v):
+    return set_on(lambda: None, name, v)
+
+
+def annotated(v):
+    return described("__annotations__", {"v": v})
+
+
+def cached_value(v):
+    @functools.lru_cache(maxsize=4)
+    def f():
+        return [v]
+
+    return f
+
+
+def missing(d):
+    """The value that a `defaultdict` makes for a key."""
+    v = d["z"]
+    del d["z"]
+    return v
+
+
+T = typing.TypeVar("T")
+
+
+def generic(v):
+    return type("G", (typing.Generic[T],), {"v": v})[int]
+
+
+def subscripted(v):
+    return type("G", (), {"v": v, "__class_getitem__": classmethod(types.GenericAlias)})[int]
 
 
 def boxed(v):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_tandem._functions import settings, torch_callables
+from torch_tandem._functions import kinds, settings, torch_callables
 
 # fmt: off
 # Types whose methods read and write the object and their arguments only.
@@ -201,7 +201,7 @@ def reads_floats(function: Any) -> bool:
     if module is None:
         owner = function.__self__
         kind = owner if isinstance(owner, type) else type(owner)
-        return issubclass(kind, (float, complex, bytearray)) or kind.__module__.partition(".")[0] in _READERS
+        return issubclass(kind, (float, complex, bytearray)) or kinds.package_of(kind) in _READERS
     return module.partition(".")[0] in _READERS
 
 
@@ -229,6 +229,6 @@ def _of_module(module: str, function: Any) -> int:
 
 def is_known_type(kind: type) -> bool:
     """Whether calling a C type does nothing but make an object from the arguments."""
-    module = kind.__module__.partition(".")[0]
+    module = kinds.package_of(kind)
     # `datetime64("now")` reads the clock.
     return module in _MODULES_OF_TYPES and f"{module}.{kind.__name__}" != "numpy.datetime64"

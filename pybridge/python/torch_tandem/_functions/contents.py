@@ -116,13 +116,21 @@ def is_locked(value: Any) -> bool:
     return value.locked() if hasattr(value, "locked") else not repr(value).startswith("<unlocked")
 
 
+def kind_of_bits(value: Any) -> str:
+    """The name of the algorithm of a random generator of NumPy, which its text shows."""
+    return type(_bits(value)).__name__
+
+
+def _bits(value: Any) -> Any:
+    random = sys.modules["numpy"].random
+    if isinstance(value, random.Generator):
+        return random.Generator.bit_generator.__get__(value)
+    return random.RandomState._bit_generator.__get__(value)
+
+
 def state_of_generator(value: Any) -> Any:
     """The state of a random generator of the host. Each draw changes it."""
     if isinstance(value, _random.Random):
         return _random.Random.getstate(value)
-    random = sys.modules["numpy"].random
-    if isinstance(value, random.Generator):
-        bits = random.Generator.bit_generator.__get__(value)
-    else:
-        bits = random.RandomState._bit_generator.__get__(value)
+    bits = _bits(value)
     return pickle.dumps((bits.state, getattr(bits.seed_seq, "n_children_spawned", 0)))

@@ -56,6 +56,12 @@ UNOBSERVED = frozenset({id, hash, setattr, delattr})
 # Attributes in C of functions and classes.
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
 OF_CLASSES = ("__name__", "__qualname__")
+# Attributes of exceptions that only code which names them reads.
+NAMED_OF_EXCEPTIONS = frozenset(
+    {"__dict__", "__context__", "__cause__", "__traceback__", "__suppress_context__"}
+)
+# Members of modules that their texts have.
+OF_MODULES = ("__name__", "__file__")
 # Methods that operators and other syntax call.
 SPECIAL_METHODS = frozenset(
     name
@@ -87,6 +93,12 @@ TRANSPARENT = (
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
+def package_of(kind: type) -> str:
+    """The package that defines a class. A program may set `__module__` to any object."""
+    module = type.__dict__["__module__"].__get__(kind)
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
 def is_called_by_syntax(name: str, item: Any) -> bool:
     """Whether a member of a class is an object that an operator or other syntax calls, such as `__add__`."""
     return (
@@ -100,7 +112,7 @@ def is_called_by_syntax(name: str, item: Any) -> bool:
 
 def name_of_class(kind: type) -> str:
     """The name of a class as users write it, with the module for a class of PyTorch."""
-    is_torchs = kind.__module__.partition(".")[0] == "torch"
+    is_torchs = package_of(kind) == "torch"
     return f"{kind.__module__}.{kind.__qualname__}" if is_torchs else kind.__qualname__
 
 
@@ -114,7 +126,7 @@ def base_in_c(kind: type) -> type:
 
 
 def is_spelt(kind: type) -> bool:
-    return issubclass(kind, SPELT) and kind.__module__.partition(".")[0] in (
+    return issubclass(kind, SPELT) and package_of(kind) in (
         "builtins", "fractions", "decimal", "datetime", "uuid", "pathlib", "re", "torch", "zoneinfo",
     )  # fmt: skip
 
@@ -125,7 +137,7 @@ def is_of_torch(module: Any) -> bool:
 
 def is_of_standard(kind: type) -> bool:
     """Whether a class belongs to the standard library."""
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return package_of(kind) in sys.stdlib_module_names
 
 
 def is_numpys_function(kind: type) -> bool:
@@ -136,9 +148,11 @@ def is_numpys_function(kind: type) -> bool:
 
 def is_generator(value: Any) -> bool:
     """Whether an object is a random generator of the host: of `random` or of NumPy."""
-    kind = type(value)
-    if issubclass(kind, _random.Random):
-        return True
+    return issubclass(type(value), _random.Random) or has_bits(type(value))
+
+
+def has_bits(kind: type) -> bool:
+    """Whether objects of a type are random generators of NumPy, which draw from a generator of bits."""
     random = getattr(sys.modules.get("numpy"), "random", None)
     return random is not None and issubclass(kind, (random.Generator, random.RandomState))
 
@@ -149,7 +163,7 @@ def has_metadata(dtype: Any) -> bool:
 
 
 def is_numpys(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "numpy" and not is_pythons(kind)
+    return package_of(kind) == "numpy" and not is_pythons(kind)
 
 
 def members(kind: type) -> dict:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from torch_tandem import _core
 from torch_tandem._functions import bytecode, callables, settings
 from torch_tandem._functions.callables import Finding
 from torch_tandem._program.tracebacks import PACKAGE
@@ -59,6 +60,13 @@ _REMOVALS = frozenset(
 )
 # The code that gives tensors their hashes, which are addresses.
 _HASH = torch.Tensor.__hash__.__code__
+# Methods of PyTorch that reach attributes by `__dict__`, but only those that their callers name.
+_NAMED = frozenset(
+    {
+        "__getattr__", "__setattr__", "__delattr__", "__init__", "register_parameter", "register_buffer",
+        "expand",
+    }
+)  # fmt: skip
 # Functions that reach an attribute by a name, which the program may compute.
 _BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
@@ -138,8 +146,12 @@ class World:
         self.codes[id(code)] = code, frame.f_globals
         self.is_first |= code.co_name == "<module>"
         self.version += 1
-        if not code.co_filename.startswith((_TORCH, _INSPECT)):
-            read = bytecode.reads(code)
+        read = bytecode.reads(code)
+        if code.co_filename.startswith(_TORCH):
+            if read.of and code.co_name not in _NAMED:
+                owner = _owner_of(code, frame.f_locals.get(read.of))
+                self.dynamic_classes |= {owner} if owner else set()
+        elif not code.co_filename.startswith(_INSPECT):
             self.is_dynamic |= read.is_dynamic
             if read.of:
                 owner = _owner_of(code, frame.f_locals.get(read.of))
@@ -403,6 +415,14 @@ class Observed:
                 world.codes, world.names, world.is_dynamic, world.dynamic_classes, world.unseen
             ) = self._before  # fmt: skip
             world.is_first = False
+
+
+def is_programs(module: types.ModuleType) -> bool:
+    """Whether a module is the program's, and not part of Python or of an installed package."""
+    file = _core.attributes_of(module).get("__file__")
+    if isinstance(file, str):
+        return not file.startswith(_INSTALLED)
+    return module.__name__ not in sys.stdlib_module_names
 
 
 def is_librarys(code: types.CodeType) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_tandem._functions import kinds
 from torch_tandem._functions.state import IMMUTABLE
 
 _QUERY = re.compile(r"_?(?:get|is|are|has|len)_\w+|\w+_enabled")
@@ -132,7 +133,7 @@ def of_type(kind: type) -> Setting | None:
     """The settings that the results of a C type's methods depend on."""
     if issubclass(kind, decimal.Decimal):
         return _DECIMAL
-    return _NUMPY if kind.__module__.partition(".")[0] == "numpy" else None
+    return _NUMPY if kinds.package_of(kind) == "numpy" else None
 
 
 def _settings_of_numpy(_: Any) -> str:

@@ -9,6 +9,8 @@ import functools
 
 import torch
 
+from torch_tandem._functions import kinds
+
 # fmt: off
 # Modules whose functions are operators, by names of ATen.
 _OPERATORS = frozenset(
@@ -158,7 +160,7 @@ def is_known_of_tensor(name: str) -> bool:
 
 def is_comparable_type(kind: type) -> bool:
     """Whether objects of a C type have no state that a program changes, or one that is compared elsewhere."""
-    if kind.__module__.partition(".")[0] != "torch":
+    if kinds.package_of(kind) != "torch":
         return False
     is_enumeration = hasattr(kind, "__members__")
     return is_enumeration or kind.__name__ in _COMPARABLE or kind.__name__.startswith(_COMPARABLE_PREFIXES)

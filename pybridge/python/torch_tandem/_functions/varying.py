@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core
-from torch_tandem._functions import bytecode
+from torch_tandem._functions import bytecode, kinds
 from torch_tandem._functions.arguments import VARIES
 from torch_tandem._functions.numbers import Number, Tape, following_math, is_alike, is_same
 from torch_tandem._functions.observe import World, is_torchs
@@ -280,7 +280,7 @@ def unfollowed(world: World, state: State) -> str:
         if reads.has_modulo and (formats or any("%" in c for c in code.co_consts if type(c) is str)):
             return f"{at} may format it with %"
     for kind in state.types():
-        if kind.__module__.partition(".")[0] in _READERS:
+        if kinds.package_of(kind) in _READERS:
             return f"code that it runs uses {kind.__module__}.{kind.__qualname__}"
     return ""
 

@@ -15,7 +15,6 @@ import itertools
 import operator
 import sys
 import types
-import typing
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from torch_tandem import _core
 from torch_tandem._functions import bytecode, callables, contents, kinds, settings, torch_callables
 from torch_tandem._functions.numbers import Number
-from torch_tandem._functions.observe import World, is_librarys, is_torchs
+from torch_tandem._functions.observe import World, is_librarys, is_programs, is_torchs
 from torch_tandem._functions.state import IMMUTABLE, State, Value, hooks_of
 
 # Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
@@ -237,17 +236,21 @@ class _Walk:
                 return
             module = self.escaped.pop()
             members = _core.attributes_of(module)
-            at = self.space(module.__name__, members)
-            names = {"__getattr__", *(self.names & members.keys())}
+            at = self.space(str(module.__name__), members)
+            names = {"__getattr__", *kinds.OF_MODULES, *(self.names & members.keys())}
             if "__getattr__" in members:
                 names |= self.names
-            for name in sorted(names):
+            if is_programs(module):
+                self.whole(at, members)
+                # `vars` and `dir` show all members.
+                names |= members.keys() if self.world.is_dynamic else set()
+            for name in sorted(map(str, names)):
                 self.key(at, members, name, f".{name}")
 
     def within(self, at: int, value: Any) -> None:
         kind = type(value)
-        if value is sys.modules or issubclass(kind, (typing.TypeVar, typing.ParamSpec)):
-            return None  # modules stay imported, and type variables are compared by identity
+        if value is sys.modules:
+            return None  # modules stay imported
         if issubclass(kind, torch.Tensor):
             return self.tensor(at, value)
         if issubclass(kind, types.FunctionType):
@@ -257,13 +260,15 @@ class _Walk:
         if issubclass(kind, types.BuiltinFunctionType):
             if callables.module_of(value) is None and not isinstance(value.__self__, type):
                 self.attribute(at, "__self__", value.__self__, "")
+            if "__module__" in self.names and not self.is_torchs(at):
+                self.attribute(at, "__module__", value.__module__)
             return None
         if issubclass(kind, types.ModuleType):
             # The code that names a member lists it.
             return None if kinds.is_of_torch(value.__name__) else self.attribute(at, "__class__", kind)
         if issubclass(kind, type):
             return self.class_of(at, value)
-        if kind.__module__.partition(".")[0] == "torch_tandem":
+        if kinds.package_of(kind) == "torch_tandem":
             return self.tandems(at, value)
         for base, parts in kinds.PARTS:
             if issubclass(kind, base):
@@ -296,7 +301,7 @@ class _Walk:
                     str(name) for name in itertools.chain.from_iterable(_strings(contents.reduced(value)))
                 )
         elif kinds.is_generator(value):
-            self.generator(at, kind)
+            self.generator(at, value, kind)
         elif kinds.is_numpys(kind):
             return self.numpys(at, value)
         elif kinds.is_spelt(kind):
@@ -305,7 +310,6 @@ class _Walk:
         elif issubclass(kind, (bool, int, float, complex, str, bytes)):
             self.call(at, contents.of_base, contents.of_base(value))
         elif issubclass(kind, BaseException):
-            self.attribute(at, "args", value.args)
             self.in_c(at, value, kind)
         elif not issubclass(kind, kinds.TRANSPARENT):
             self.foreign(at, value, kinds.base_in_c(kind))
@@ -318,8 +322,7 @@ class _Walk:
         if "_function" not in members:
             return
         inside = self.add("d", at, None, "", ("d",), members, exact=False)
-        entry = self.values[inside]
-        entry.kind, entry.expected, entry.length = "l", dict, len(members)
+        self.whole(inside, members)
         self.key(inside, members, "_function", "")
         is_dynamic = self.world.is_dynamic
         for name in list(members):
@@ -331,14 +334,22 @@ class _Walk:
             for part in name.split("."):
                 self.world.add_name(part)
 
-    def in_c(self, at: int, value: Any, kind: type) -> None:
-        """List the attributes in C that code names."""
-        reaches_all = self.world.reaches_all(kind)
+    def in_c(self, at: int, value: BaseException, kind: type) -> None:
+        """List the attributes in C of an exception. Its text has the values of some."""
         for base in kind.__mro__:
             for name, item in vars(base).items() if not kinds.is_pythons(base) else ():
                 is_data = type(item) in (types.MemberDescriptorType, types.GetSetDescriptorType)
-                if is_data and name not in ("__dict__", "args") and (reaches_all or name in self.names):
-                    self.attribute(at, name, item.__get__(value))
+                if is_data and (name in self.names or name not in kinds.NAMED_OF_EXCEPTIONS):
+                    self.member(at, value, name, item)
+
+    def member(self, at: int, value: Any, name: str, item: Any) -> None:
+        """List what a descriptor in C stores in an object."""
+        try:
+            found = item.__get__(value)
+        except AttributeError:
+            self.absent(at, name, f".{name}")
+        else:
+            self.attribute(at, name, found)
 
     def bytes_of(self, at: int, value: Any, size: int) -> tuple:
         if size > LARGEST_BYTES:
@@ -376,7 +387,7 @@ class _Walk:
         elif not isinstance(value, type(numpy.sum)):
             self.foreign(at, value, type(value))
 
-    def generator(self, at: int, kind: type) -> None:
+    def generator(self, at: int, value: Any, kind: type) -> None:
         """Accept a random generator of the host, if code can only draw from it.
 
         A call that draws is not replayed, so the state of the generator does not matter to a replay.
@@ -386,6 +397,8 @@ class _Walk:
                 f"{self.state.label(at)} is a random generator of the host, whose state the function's code "
                 "may read. Use it outside of the function"
             )
+        if kinds.has_bits(kind):
+            self.call(at, contents.kind_of_bits, contents.kind_of_bits(value))
         self.state.generators.append(at)
 
     def foreign(self, at: int, value: Any, kind: type) -> None:
@@ -463,7 +476,7 @@ class _Walk:
             or not (is_torchs(code) or (is_librarys(code) and not has_run))
         ):
             self.attributes(at, _core.attributes_of(value))
-        if not is_librarys(code):
+        if not self.is_torchs(at):
             for name in kinds.OF_FUNCTIONS:
                 if name in self.names:
                     self.attribute(at, name, getattr(value, name))
@@ -509,15 +522,24 @@ class _Walk:
                 "cannot see. Call it outside of the function"
             )
 
+    def whole(self, at: int, listed: dict) -> None:
+        """Compare the number of a dict's items."""
+        entry = self.values[at]
+        entry.kind, entry.expected, entry.length = "l", dict, len(listed)
+
     def attributes(self, at: int, attributes: dict, kind: type = object) -> None:
         """List the attributes of an object: all names in order, and the values that code names."""
         inside = self.add("d", at, None, "", ("d",), attributes, exact=False)
-        entry = self.values[inside]
-        entry.kind, entry.expected, entry.length = "l", dict, len(attributes)
-        # The code of `typing`, which hands attributes on to the class of an alias, is not observed.
-        is_alias = kind.__module__ == "typing"
-        follows = None if is_alias or self.world.reaches_all(kind) else self.names.__contains__
+        self.whole(inside, attributes)
+        follows = None if self.reaches_all(kind) else self.names.__contains__
         self.pairs(inside, attributes, follows, ".{}")
+
+    def reaches_all(self, kind: type) -> bool:
+        """Whether code may reach any attribute of a type's objects.
+
+        The code of `typing` is not observed, and an alias hands its attributes on to its class.
+        """
+        return kinds.package_of(kind) == "typing" or self.world.reaches_all(kind)
 
     def instance(self, at: int, value: Any, kind: type) -> None:
         if kinds.is_pythons(kind) and not (kinds.is_of_torch(kind.__module__) or kinds.is_of_standard(kind)):
@@ -533,16 +555,13 @@ class _Walk:
 
     def slots(self, at: int, value: Any, kind: type) -> None:
         """List the slots of an object that code names."""
-        reaches_all = self.world.reaches_all(kind)
+        reaches_all = self.reaches_all(kind)
         for base in kind.__mro__:
             for name, item in list(vars(base).items()):
                 if type(item) is types.MemberDescriptorType and kinds.is_pythons(base):
                     if not (reaches_all or name in self.names):
                         continue
-                    try:
-                        self.attribute(at, name, item.__get__(value))
-                    except AttributeError:
-                        self.absent(at, name, f".{name}")
+                    self.member(at, value, name, item)
 
     def type_of(self, kind: type) -> None:
         if id(kind) not in self.met:
@@ -580,15 +599,14 @@ class _Walk:
         members = kinds.members(value)
         inside = self.space(kinds.name_of_class(value), members)
         self.state.classes[id(members)] = value
-        entry = self.values[inside]
-        entry.kind, entry.expected, entry.length = "l", dict, len(members)
+        self.whole(inside, members)
         reaches_all = self.world.is_dynamic or any(issubclass(c, value) for c in self.world.dynamic_classes)
         reaches_all |= self.world.reaches_all(value)
         if not kinds.is_of_torch(value.__module__) and not kinds.is_of_standard(value):
             self.absent_slots(inside, members)
         for name, item in list(members.items()):
             is_named = name in self.names or (reaches_all and not name.startswith("__"))
-            is_named |= name == "__match_args__"
+            is_named |= name in ("__match_args__", "__module__") and not kinds.is_of_torch(value.__module__)
             if is_named or self.has_run(item) or kinds.is_called_by_syntax(name, item):
                 self.key(inside, members, name, f".{name}")
 
@@ -734,6 +752,8 @@ def _state_of(function: Callable, objects: list, world: World) -> State:
         walk.run()
     except Unknown as unknown:
         walk.state.refusal = str(unknown)
+    except Exception as error:  # an object of the program whose parts cannot be read
+        walk.state.refusal = f"its state cannot be read: {type(error).__name__}: {error}"
     return walk.state
 
 
