@@ -1,5 +1,6 @@
 """`tandem run` exits as the interpreter does: children, threads, exit handlers, signals, late errors."""
 
+import json
 import subprocess
 import sys
 
@@ -95,3 +96,21 @@ def test_scripts_end_as_without_tandem(tmp_path, name):
     printed = [process.communicate(timeout=240) for process in both]
     expected, found = ((p.returncode, out) for p, (out, _) in zip(both, printed, strict=True))
     assert found == expected, printed
+
+
+@pytest.mark.parametrize(
+    ("end", "note"),
+    [
+        (
+            "import json\njson.loads('{')",
+            "json.decoder.JSONDecodeError at script.py:3: Expecting property name",
+        ),
+        ("import sys\nsys.exit(3)", "SystemExit at script.py:3: 3"),
+    ],
+)
+def test_the_report_names_the_exception_that_ended_the_script(tmp_path, end, note):
+    (tmp_path / "script.py").write_text(f"import torch\n{end}\n")
+    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json", "report.json", "script.py"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True)
+    notes = json.loads((tmp_path / "report.json").read_text())["notes"]
+    assert notes[-1].startswith(f"the script ended with {note}")

@@ -309,6 +309,8 @@ def _run(options: argparse.Namespace) -> int:
     process = os.getpid()
     status, error = scripts.run(script, args, tracebacks.hide_all_frames, code)
     if os.getpid() == process:  # a child that the script has forked also gets here
+        if error is not None and status:
+            notes.add(f"the script ended with {tracebacks.summary(error)}")
         has_failed = isinstance(error, Exception)  # neither sys.exit nor Ctrl-C
         status = _finish(options, status, has_failed)
     if isinstance(error, KeyboardInterrupt):

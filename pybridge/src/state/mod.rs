@@ -58,6 +58,8 @@ struct Memory {
     is_replaced: bool,
     /// Whether a container was replaced since all containers were found to be different.
     is_container_replaced: bool,
+    /// The containers at that time.
+    containers: HashSet<*mut PyObject>,
 }
 
 // SAFETY: only the thread that holds the GIL follows the pointers, after the objects that hold them were compared.
@@ -79,6 +81,9 @@ pub struct StateCheck {
     shared: Vec<(usize, usize)>,
     /// Lists, dicts and sets that are different objects, and must remain so: code may compare or change them.
     distinct: Vec<usize>,
+    /// Arguments that must be other objects than the containers, and than the values of their classes.
+    arguments: Vec<usize>,
+    others: Vec<usize>,
     /// The numbers of the values that are roots, and of those that are reached by Python code.
     roots: Vec<usize>,
     late: Vec<usize>,
@@ -152,8 +157,20 @@ impl StateCheck {
             values[i].is_constant =
                 is_tuple && !values[i].is_late && values[i].children.iter().all(is_constant);
         }
-        let numbers = |which: fn(&Value) -> bool| (0..values.len()).filter(|i| which(&values[*i])).collect();
+        let numbers = |which: fn(&Value) -> bool| -> Vec<usize> {
+            (0..values.len()).filter(|i| which(&values[*i])).collect()
+        };
         let distinct = numbers(|value| value.is_distinct);
+        let arguments = numbers(|value| {
+            matches!((&value.access, &value.expected), (Access::Argument(_), Expected::Type(_)))
+        });
+        let classes: HashSet<usize> = arguments.iter().filter_map(|i| values[*i].class()).collect();
+        let is_other = |i: &usize| {
+            !values[*i].is_late
+                && !matches!(values[*i].access, Access::Argument(_))
+                && values[*i].class().is_some_and(|class| classes.contains(&class))
+        };
+        let others = (0..values.len()).filter(is_other).collect();
         let roots = numbers(|value| matches!(value.access, Access::Root(_)));
         let late = numbers(|value| value.is_late);
         let mut stored = Vec::new();
@@ -191,6 +208,8 @@ impl StateCheck {
             values,
             shared,
             distinct,
+            arguments,
+            others,
             roots,
             late,
             steps,
@@ -295,14 +314,21 @@ impl StateCheck {
             memory.is_replaced = false;
         }
         if memory.is_container_replaced {
-            let mut met = HashSet::new();
-            let mut is_new = |i: &&usize| memory.objects[**i].is_null() || met.insert(memory.objects[**i]);
-            if let Some(i) = self.distinct.iter().find(|i| !is_new(i)) {
-                return Err(*i);
+            memory.containers.clear();
+            for i in self.distinct.iter().copied() {
+                let object = memory.objects[i];
+                if !object.is_null() && !memory.containers.insert(object) {
+                    return Err(i);
+                }
             }
             memory.is_container_replaced = false;
         }
-        Ok(())
+        let is_of_state = |i: &&usize| {
+            let object = memory.objects[**i];
+            memory.containers.contains(&object)
+                || self.others.iter().any(|other| memory.objects[*other] == object)
+        };
+        self.arguments.iter().find(is_of_state).map_or(Ok(()), |i| Err(*i))
     }
 
     fn visit_function(

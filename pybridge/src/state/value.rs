@@ -152,6 +152,16 @@ impl Value {
         !self.is_late && !matches!(self.access, Access::Key(_) | Access::Paired)
     }
 
+    /// The address of the type of the objects that this value may be, if the type is known.
+    pub fn class(&self) -> Option<usize> {
+        match &self.expected {
+            Expected::Type(kind) => Some(kind.as_ptr() as usize),
+            Expected::Referent(_, kind) => Some(*kind),
+            Expected::Same(_) if self.kind != 0 => Some(self.kind),
+            _ => None,
+        }
+    }
+
     /// Where this value stores those of its children that `which` accepts, if it stores all of them at known places.
     pub fn stored(&self, values: &[Value], which: impl Fn(&Value) -> bool) -> Option<Vec<(Member, usize)>> {
         let member = |child: &usize| match &values[*child] {

@@ -208,6 +208,18 @@ SCENES = [
     Scene("text of a class", "class K{n}:\n    pass", ("y = y * len(repr(K{n}))", "y = y * len(f'{{K{n}}}')", "y = y * len(K{n}.__module__)", "y = y * len(str(list[K{n}]))"), ("K{n}.__module__ = 'longer.name'", "K{n}.__qualname__ = 'Longer'", "K{n}.__name__ = 'Longer'")),
     Scene("text of a module", "m{n} = nn.BatchNorm1d(3).to(device); d{n} = nn.Dropout(0.5)", ("y = y * len(m{n}.extra_repr())", "y = y * len(repr(m{n}))", "y = y * len(d{n}.extra_repr())"), ("m{n}.affine = ()", "m{n}.eps = 0.0625", "d{n}.p = 0.125", "m{n}.num_features = 1000")),
     Scene("text of an exception", "o{n} = OSError(1, 'a', 'b')", ("y = y * len(str(o{n}))", "y = y * len(repr(o{n}))"), ("o{n}.filename = 'longer'", "o{n}.strerror = 'longer'", "o{n}.args = (1, 2, 3)")),
+    *[
+        Scene(
+            "record as argument", "k{n} = 2.0; keep{n} = Data(full(1.0)); w{n} = nn.Parameter(full(0.5))",
+            ("y = y + a{n}.v", "y = y * (2 if a{n} is keep{n} else 3) + a{n}.v", "a{n}.v.add_(1); y = y + a{n}.v", "a{n}.v = y.sum(); y = y + a{n}.v", "y = y * len(dir(a{n}))", "y = y + a{n}.v * k{n} * w{n}.detach()", "y = y * getattr(a{n}, 'z', 2.0) + a{n}.v", "y = y + a{n}.v; keep{n}.v = a{n}.v", "y = y + keep{n}.v + a{n}.v", "(a{n}.v * w{n}).sum().backward()"),
+            ("k{n} = 3.0", "keep{n} = Data(full(4.0))", "keep{n}.v = full(5.0)", "Data.z = 3.0; restored(delattr, Data, 'z')", "SlotData.z = 3.0; restored(delattr, SlotData, 'z')", "w{n}.grad = None"), ("keep{n}.v", "w{n}.grad"), argument,
+        )
+        for argument in (
+            "Data(full(1.0 + i))", "SimpleNamespace(v=full(1.0 + i), w=k{n})", "SlotData(full(1.0 + i))", "(keep{n} if i % 9 == 8 else Data(full(1.0 + i)))", "Plain(full(1.0 + i))", "(Plain if i % 9 < 7 else Negated)(full(1.0 + i))", "Data(full(1.0 + i)[: 3 - (i > 11)].sum())",
+            "attributed(Plain(full(1.0 + i)), full(2.0))", "Data(data(i, 3).requires_grad_())", "Data(keep{n}.v)", "Data(same_x[0])",
+        )
+    ],
+    Scene("container as argument", "g{n}, h{n} = [1.0], {{'a': 1.0}}; k{n} = 0", ("y = y * (2 if a{n}[0] is g{n} else 3)", "y = y * (2 if a{n}[1] is h{n} else 3)", "y = y * (2 if any(a is g{n} or a is h{n} for a in a{n}) else 3)"), ("k{n} = 1", "k{n} = 0", "g{n} = [1.0]", "h{n} = {{'a': 1.0}}"), (), "[([1.0], {{'a': 1.0}}), (g{n}, h{n})][k{n}]", rate=2),
     # A number that varies in each call.
     Scene("number that varies", "", ("y = y * a{n}", "y = y + a{n}", "y = y * 2 if a{n} % 2 else y"), (), (), "i"),
     Scene("float that varies", "", VARYING, (), (), "0.37 + 0.11 * i"),

@@ -1,13 +1,17 @@
 """Arguments of a function's call: the key, which is equal in calls of one kind, and the tensors."""
 
 import collections
-from collections.abc import Hashable
+import contextlib
+import types
+import weakref
+from collections.abc import Hashable, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core
+from torch_tandem._functions.kinds import is_pythons
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -41,6 +45,8 @@ VALUES = frozenset(
 )
 
 _FLOATS = (float, complex)
+# Maximum number of objects that lead to each other in an argument that is searched for tensors.
+_DEPTH = 4
 _attributes_of = _core.attributes_of
 
 
@@ -50,7 +56,8 @@ class Arguments(NamedTuple):
     - `key`: equal in calls of one kind. It has the shapes of tensors, and the values of other plain
       arguments.
     - `tensors`: all tensors, also those in containers.
-    - `objects`: arguments of other types, which are compared as parts of the state.
+    - `objects`: arguments of other types, which are compared as parts of the state, and the lists and dicts
+      among the arguments, which must be no part of the state.
     - `numbers`: the values of the numbers that vary, which the key does not have.
     """
 
@@ -60,7 +67,10 @@ class Arguments(NamedTuple):
     numbers: list[float]
 
 
-def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
+def flatten(args: tuple, kwargs: dict, data: Set[type]) -> tuple[Hashable, list, list]:
+    """Return the key, the tensors and the objects of a call. `data` are the classes of objects whose tensors
+    are arguments.
+    """
     key: list = []
     tensors: list = []
     objects: list = []
@@ -81,14 +91,14 @@ def flatten(args: tuple, kwargs: dict) -> tuple[Hashable, list, list]:
             is_spelt = kind is complex or (kind is float and not value == value != 0)
             key.append(repr(value) if is_spelt else value)
         else:
-            _add(value, key, tensors, objects, met)
+            _add(value, key, tensors, objects, met, data)
     for name, value in kwargs.items():
         key.append(name)
-        _add(value, key, tensors, objects, met)
+        _add(value, key, tensors, objects, met, data)
     return tuple(key), tensors, objects
 
 
-def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int]) -> None:
+def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int], data: Set[type]) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -99,31 +109,120 @@ def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int
         key.extend((kind, repr(value) if kind in _FLOATS else value))
     elif id(value) in met:
         key.extend((kind, SAME, met[id(value)]))
-    elif kind is list or kind is tuple:
+    elif kind is tuple:
         if value:
             met[id(value)] = len(met)
         key.extend((kind, len(value)))
         for item in value:
-            _add(item, key, tensors, objects, met)
-    elif isinstance(value, dict) and _is_plain(value):
+            _add(item, key, tensors, objects, met, data)
+    elif is_container(value):
+        met[id(value)] = len(met)
+        objects.append(value)
+        key.extend((kind, len(value)))
+        if isinstance(value, dict):
+            if isinstance(value, collections.defaultdict):
+                objects.append(value.default_factory)
+            for name, item in dict.items(value):
+                if type(name) in VALUES:
+                    key.extend((type(name), repr(name) if type(name) in _FLOATS else name))
+                else:
+                    objects.append(name)
+                _add(item, key, tensors, objects, met, data)
+        else:
+            key.append(getattr(value, "maxlen", None))
+            for item in value:
+                _add(item, key, tensors, objects, met, data)
+    elif _is_named_tuple(kind):
         met[id(value)] = len(met)
         key.extend((kind, len(value)))
-        if isinstance(value, collections.defaultdict):
-            objects.append(value.default_factory)
-        for name, item in dict.items(value):
-            if type(name) in VALUES:
-                key.extend((type(name), repr(name) if type(name) in _FLOATS else name))
-            else:
-                objects.append(name)
-            _add(item, key, tensors, objects, met)
-    elif kind is collections.deque or _is_named_tuple(kind):
-        met[id(value)] = len(met)
-        key.extend((kind, len(value), getattr(value, "maxlen", None)))
         for item in value:
-            _add(item, key, tensors, objects, met)
+            _add(item, key, tensors, objects, met, data)
     else:
         key.append(kind)
         objects.append(value)
+        if kind in data:
+            met[id(value)] = len(met)
+            # The walk over the state compares what is no tensor.
+            for name, item in _parts(value).items():
+                if _has_tensors(item, data):
+                    key.append(name)
+                    _add(item, key, tensors, objects, met, data)
+
+
+def is_container(value: Any) -> bool:
+    """Whether an argument is a list, a dict or a deque whose items are arguments."""
+    return type(value) in (list, collections.deque) or (isinstance(value, dict) and _is_plain(value))
+
+
+def records(objects: list) -> list:
+    """The objects among arguments, and in these, that lead to tensors as a batch does: they have attributes,
+    and no module, no optimizer and no tensor that requires grad.
+    """
+    found: list = []
+    met: set[int] = set()
+
+    def leads_to_tensors(value: Any, depth: int) -> bool:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return not value.requires_grad
+        if kind in VALUES or id(value) in met or depth == _DEPTH:
+            return False
+        met.add(id(value))
+        if kind in (list, tuple):
+            return any([leads_to_tensors(item, depth) for item in value])
+        if kind is dict:
+            return any([leads_to_tensors(item, depth) for item in value.values()])
+        if not _may_be_record(kind):
+            return False
+        items = [*_parts(value).values()]
+        is_record = any([leads_to_tensors(item, depth + 1) for item in items]) and not any(
+            map(_is_state, items)
+        )
+        if is_record:
+            found.append(value)
+        return is_record
+
+    for value in objects:
+        leads_to_tensors(value, 0)
+    return found
+
+
+def _may_be_record(kind: type) -> bool:
+    is_of_state = issubclass(kind, (dict, torch.nn.Module, torch.optim.Optimizer))
+    return (is_pythons(kind) or issubclass(kind, types.SimpleNamespace)) and not is_of_state
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or (
+        isinstance(value, torch.Tensor) and value.requires_grad
+    )
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """The attributes of an object, and its slots."""
+    found = dict(_attributes_of(value) or {})
+    for name, slot in _slots_of(type(value)):
+        with contextlib.suppress(AttributeError):  # an empty slot
+            found[name] = slot.__get__(value)
+    return found
+
+
+_slots: "weakref.WeakKeyDictionary[type, list[tuple[str, Any]]]" = weakref.WeakKeyDictionary()
+
+
+def _slots_of(kind: type) -> list[tuple[str, Any]]:
+    if kind not in _slots:
+        members = [(n, m) for base in kind.__mro__ if is_pythons(base) for n, m in vars(base).items()]
+        _slots[kind] = [(n, m) for n, m in members if type(m) is types.MemberDescriptorType]
+    return _slots[kind]
+
+
+def _has_tensors(value: Any, data: Set[type]) -> bool:
+    if type(value) in TENSORS or type(value) in data:
+        return True
+    if type(value) in (list, tuple):
+        return any(_has_tensors(item, data) for item in value)
+    return type(value) is dict and any(_has_tensors(item, data) for item in value.values())
 
 
 def _is_plain(value: dict) -> bool:

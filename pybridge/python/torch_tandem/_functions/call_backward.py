@@ -150,6 +150,8 @@ class Call:
         numbers = {id(tensor): Hole(i) for i, tensor in reversed(list(enumerate(tensors)))}
         leaves, self._spec = _pytree.tree_flatten((args, kwargs))
         self._leaves = [numbers.get(id(leaf), leaf) for leaf in leaves]
+        # Whether all tensors can be replaced. Those in objects of the program cannot.
+        self.is_complete = {id(tensor) for tensor in tensors} <= set(map(id, leaves))
         self._autocast = torch.get_autocast_dtype("tandem"), torch.is_autocast_enabled("tandem")
 
     def arguments(self, tensors: list[torch.Tensor]) -> tuple[tuple, dict]:

@@ -162,7 +162,7 @@ class Function:
         if self._varying.arguments:
             key, tensors, objects, numbers = self._recorder.arguments(args, kwargs)
         else:
-            (key, tensors, objects), numbers = flatten(args, kwargs), []
+            (key, tensors, objects), numbers = flatten(args, kwargs, self._recorder.data), []
         if self._signature is not None:
             self._check_signature(tensors)
         if graphs := self._graphs.get(key):
@@ -256,6 +256,8 @@ class Function:
             if self._floats and self._varying.add_arguments(self._floats, floats):
                 arguments = self._recorder.arguments(args, kwargs)
             self._floats = floats
+        if not self._is_proven and self._recorder.finds_data(arguments):
+            arguments = self._recorder.arguments(args, kwargs)
         if not recordings.admits(arguments.key):
             return self._function(*args, **kwargs)
         attempts = recordings.attempts_of(arguments.key)
@@ -383,9 +385,10 @@ class Function:
     def _may_be_made_again(self, recording: int, tensors: list[torch.Tensor | None]) -> bool:
         """Whether a replayed call would do the same if it were made again."""
         graph = self._recordings.graph_of(recording)
-        if graph is None or graph.recorded.call is None or graph.changes:
+        call = graph.recorded.call if graph else None
+        if graph is None or call is None or graph.changes or not call.is_complete:
             return False
-        return graph.check(flatten(*graph.recorded.call.arguments(tensors))[2]) < 0
+        return graph.check(flatten(*call.arguments(tensors), self._recorder.data)[2]) < 0
 
     def _make_again(self, recording: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """Make a replayed call again in Python, where later calls of its key run, and return its tensors."""

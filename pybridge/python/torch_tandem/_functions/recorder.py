@@ -2,6 +2,7 @@
 
 import random
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch.utils import _pytree
 
 from torch_tandem import _core
 from torch_tandem._functions import call_backward, refusals, results
-from torch_tandem._functions.arguments import Arguments, flatten
+from torch_tandem._functions.arguments import Arguments, flatten, records
 from torch_tandem._functions.call_backward import Call, Hole, Passes
 from torch_tandem._functions.concrete import specs
 from torch_tandem._functions.observe import Observed, World
@@ -70,6 +71,10 @@ class Recorder:
         self.is_proven, self.skips_effects = is_proven, skips_effects
         self.world = World()
         self.varying = Varying()
+        # The classes of arguments that are other objects in each call, and whose tensors are arguments; and
+        # the latest argument of each class.
+        self.data: set[type] = set()
+        self._objects: dict[type, weakref.ref] = {}
         # The state that was listed last, and the state before the call that is being recorded.
         self._latest = State(version=-1)
         self._open: State | None = None
@@ -80,7 +85,23 @@ class Recorder:
 
     def arguments(self, args: tuple, kwargs: dict) -> Arguments:
         rest, named, numbers = self.varying.split(args, kwargs)
-        return Arguments(*flatten(rest, named), numbers)
+        return Arguments(*flatten(rest, named, self.data), numbers)
+
+    def finds_data(self, arguments: Arguments) -> bool:
+        """Whether an argument shows that the tensors of its class are arguments, which was not known."""
+        found = False
+        for value in records(arguments.objects):
+            kind = type(value)
+            latest = self._objects.get(kind)
+            is_new = latest is not None and latest() is not value
+            try:
+                self._objects[kind] = weakref.ref(value)
+            except TypeError:  # the identity of such an object is not compared
+                is_new = True
+            if is_new and kind not in self.data:
+                self.data.add(kind)
+                found = True
+        return found
 
     def prepare(self, arguments: Arguments) -> Prepared:
         state = self._state(arguments)
@@ -129,7 +150,7 @@ class Recorder:
                 existed = {id(container) for _, container in containers}
                 existed.update(map(id, results.containers((args, kwargs))))
                 known = [*arguments.tensors, *state.tensors()]
-                unreturnable = results.refusal(result, leaves, existed, known)
+                unreturnable = results.refusal(result, leaves, existed, known, self.data)
             attaches = not (self.is_proven or unknown or written or changes or unreturnable)
             attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self.world)
             recording, attached = _ops.end_recording(tensors, attaches)
@@ -189,7 +210,7 @@ class Recorder:
         latest = self._latest
         is_outdated = latest.version != self.world.version or not latest.holds(arguments.objects)
         if is_outdated or not latest.lists_all_hooks():
-            self._latest = latest = state_of(self._function, arguments.objects, self.world)
+            self._latest = latest = state_of(self._function, arguments, self.data, self.world)
         return latest
 
     def _follow(self, state: State, arguments: Arguments) -> Followed | None:

@@ -1,6 +1,6 @@
 """What a call returns: its leaves, and the reasons for which a replay could not return the same."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -15,11 +15,17 @@ def flatten(result: Any) -> tuple[list, Any]:
     return _pytree.tree_flatten(result, is_leaf=lambda value: type(value) is torch.Size)
 
 
-def refusal(result: Any, leaves: list, existed: set[int], tensors: list[torch.Tensor]) -> str:
+def refusal(
+    result: Any, leaves: list, existed: set[int], tensors: list[torch.Tensor], data: Set[type]
+) -> str:
     """The reason for which a replay could not return an equal result; empty if it can.
 
-    `existed` are the ids of the containers, and `tensors` the tensors, that existed before the call.
+    `existed` are the ids of the containers, and `tensors` the tensors, that existed before the call. `data`
+    are the classes of arguments whose tensors are arguments.
     """
+    for leaf in leaves:
+        if type(leaf) in data:
+            return f"it returns a {type(leaf).__name__}. Return its tensors"
     met: set[int] = set()
     for container in containers(result):
         if id(container) in existed:

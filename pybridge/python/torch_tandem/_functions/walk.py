@@ -16,13 +16,14 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import Any
 
 import torch
 
 from torch_tandem import _core
 from torch_tandem._functions import bytecode, callables, contents, kinds, settings, torch_callables
+from torch_tandem._functions.arguments import Arguments, is_container
 from torch_tandem._functions.numbers import Number
 from torch_tandem._functions.observe import World, is_librarys, is_programs, is_torchs
 from torch_tandem._functions.state import IMMUTABLE, State, Value, hooks_of
@@ -63,6 +64,9 @@ class _Walk:
         self.torchs: set[int] = set()
         # Numbers of values that code of the program reads from namespaces, and that are not PyTorch's.
         self.programs: set[int] = set()
+        # The classes of arguments whose tensors are arguments, and the ids of the arguments' tensors.
+        self.data: Set[type] = frozenset()
+        self.tensors: frozenset[int] = frozenset()
         # Modules that code uses as values, so that it may read their members under any name.
         self.escaped: list[types.ModuleType] = []
 
@@ -94,6 +98,8 @@ class _Walk:
         if type(value) is Number:
             self.state.kept_numbers.append(len(self.values))
             value = float.__pos__(value)
+        # A replay gets the tensors among its arguments.
+        exact = exact and not (parent in self.given and id(value) in self.tensors)
         kind, expected, length = self.expectation(value, access, parent) if exact else ("*", None, 0)
         self.values.append(Value(access, parent, operand, kind, expected, length, label, step))
         at = len(self.values) - 1
@@ -104,6 +110,18 @@ class _Walk:
         if exact and kind not in ("=", "&"):
             self.queue.append((at, value))
         return at
+
+    def argument(self, number: int, value: Any) -> None:
+        """List an object among the arguments."""
+        if not is_container(value):
+            self.add("o", -1, number, f"argument {number}", ("o", number), value)
+            return
+        # The items of a container are arguments of their own. Its identity is compared: code may ask whether
+        # it is a container of the state.
+        self.met[id(value)] = len(self.values)
+        self.kept.append(value)
+        step = "o", number
+        self.values.append(Value("o", -1, number, "t", type(value), 0, f"argument {number}", step))
 
     def passes(self, at: int, value: Any, chained: bool, called: bool) -> None:
         """Note a value that code may pass on: a C function, or a module."""
@@ -142,6 +160,8 @@ class _Walk:
             or issubclass(kind, (weakref.ref, types.MappingProxyType))
             or (kinds.is_numpys(kind) and not kinds.is_generator(value))
         ):
+            return "t", kind, 0
+        if (access == "o" or parent in self.given) and kind in self.data:
             return "t", kind, 0
         try:
             return "w", weakref.ref(value), id(kind)
@@ -726,20 +746,24 @@ def _prepare_names(walk: _Walk) -> None:
             walk.names.update(rest)
 
 
-def state_of(function: Callable, objects: list, world: World) -> State:
-    """List the state that a call of a function with these objects as arguments could read."""
+def state_of(function: Callable, arguments: Arguments, data: Set[type], world: World) -> State:
+    """List the state that a call of a function with these arguments could read.
+
+    `data` are the classes of arguments whose tensors are arguments.
+    """
     # An interrupt at the end of a `with` statement would leave `__torch_function__` off.
-    return torch._C._disabled_torch_function_impl(_state_of, (), (function, objects, world), {})
+    return torch._C._disabled_torch_function_impl(_state_of, (), (function, arguments, data, world), {})
 
 
-def _state_of(function: Callable, objects: list, world: World) -> State:
+def _state_of(function: Callable, arguments: Arguments, data: Set[type], world: World) -> State:
     walk = _Walk(world)
-    walk.state.objects = len(objects)
+    walk.data, walk.tensors = data, frozenset(map(id, arguments.tensors))
+    walk.state.objects = len(arguments.objects)
     try:
         _prepare_names(walk)
         _begin(walk, function)
-        for i, value in enumerate(objects):
-            walk.add("o", -1, i, f"argument {i}", ("o", i), value)
+        for i, value in enumerate(arguments.objects):
+            walk.argument(i, value)
         for code, namespace in list(world.codes.values()):
             walk.globals_of(code, namespace)
         for found in list(world.functions.values()):

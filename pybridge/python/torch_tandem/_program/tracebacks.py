@@ -1,10 +1,14 @@
 """Removal of this package's frames from tracebacks, because they say nothing about the program."""
 
 import os
+import sysconfig
+import traceback
 from types import TracebackType
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The package's folder, with a separator at the end."""
+
+_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib"))
 
 
 def hide_frames(error: BaseException) -> None:
@@ -25,21 +29,31 @@ def hide_all_frames(error: BaseException) -> None:
             continue
         done.add(id(one))
         hide_frames(one)
-        traceback = one.__traceback__
-        while traceback is not None:
-            traceback.tb_next = traceback = _program(traceback.tb_next)
+        shown = one.__traceback__
+        while shown is not None:
+            shown.tb_next = shown = _program(shown.tb_next)
         pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
-def _program(traceback: TracebackType | None) -> TracebackType | None:
+def summary(error: BaseException) -> str:
+    """An exception in one line, with the program's line that led to it: `ValueError at train.py:12: text`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen "))] or frames
+    place = f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    name, _, message = text.partition("\n")[0].partition(": ")
+    return f"{name}{place}" + (f": {message}" if message else "")
+
+
+def _program(rest: TracebackType | None) -> TracebackType | None:
     """Return the rest of a traceback after the frames of this package at its beginning."""
     is_own = False
-    while traceback is not None:
-        frame = traceback.tb_frame
+    while rest is not None:
+        frame = rest.tb_frame
         # The call of an operator of this package has a frame in torch/_ops.py between two of the package's.
         is_operator = is_own and frame.f_globals.get("__name__") == "torch._ops"
         if not is_operator and not frame.f_code.co_filename.startswith(PACKAGE):
             break
         is_own = True
-        traceback = traceback.tb_next
-    return traceback
+        rest = rest.tb_next
+    return rest
