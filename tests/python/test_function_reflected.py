@@ -13,7 +13,9 @@ KINDS = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("is_argument", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_change_is_seen(name):
-    wrong = [text for outcome, text in reflected.check(samples.SAMPLES[name], 3, 1) if outcome == "wrong"]
+def test_a_change_is_seen(name, is_argument):
+    outcomes = reflected.check(samples.SAMPLES[name], 2, 1 + is_argument, is_argument)
+    wrong = [text for outcome, text in outcomes if outcome == "wrong"]
     assert not wrong, "\n".join(wrong)

@@ -62,15 +62,23 @@ size_t Recorder::watch(const at::Tensor& t) {
   call_.watched.emplace_back(t);
   used_.push_back(0);
   // The program may make a new view for each use, but the base tensor is its own.
-  if (t.is_view()) watch(at::Tensor(t._base()));
+  if (const auto base = base_of(t); base.defined()) watch(base);
   return number;
+}
+
+at::Tensor Recorder::base_of(const at::Tensor& t) {
+  if (!t.is_view()) return {};
+  at::Tensor base(t._base());
+  if (!base.unsafeGetTensorImpl()->is_python_dispatch()) return base;
+  refuse("it uses a view of a tensor of a class with __torch_dispatch__. Return the values of such a tensor");
+  return {};
 }
 
 void Recorder::use(const at::Tensor& t) {
   auto& used = used_[watch(t)];
   if (used != 0) return;
   used = ++uses_;
-  if (t.is_view()) use(at::Tensor(t._base()));
+  if (const auto base = base_of(t); base.defined()) use(base);
 }
 
 void Recorder::note(const Encoder& encoder) {

@@ -76,6 +76,8 @@ class Recorder {
  private:
   // Watches a tensor from now on. Returns the tensor's number.
   size_t watch(const at::Tensor& t);
+  // The base of a view; undefined if there is none, or if Python code defines it, which is refused.
+  at::Tensor base_of(const at::Tensor& t);
   // Watches a tensor that the call uses now.
   void use(const at::Tensor& t);
   // Whether a watched tensor is reached by names or used by this call, and not only by the previous call.

@@ -27,7 +27,8 @@ bool Recorder::is_consumed(const at::Tensor& t) const {
 std::optional<Result> Recorder::place(const at::Tensor& t, const TtRecorded& in_rust) const {
   Result result;
   if (!t.defined()) return result;
-  if (!t.has_storage()) return std::nullopt;
+  // Python code answers questions about a tensor of a class with `__torch_dispatch__`.
+  if (t.unsafeGetTensorImpl()->is_python_dispatch() || !t.has_storage()) return std::nullopt;
   result.version = version_of(t), result.counter = counter_of(t.unsafeGetTensorImpl()->version_counter());
   result.is_inference = t.is_inference();
   for (size_t i = 0; i < arguments_.size(); i++) {

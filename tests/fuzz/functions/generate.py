@@ -570,15 +570,18 @@ def _function(
     trains = any(
         "backward" in step.body or "autograd.grad" in step.body for step in steps if isinstance(step, Play)
     )
-    calls = [name for name in CALLS if name != "interrupted" or _is_pure(steps, [])]
     odd = rng.random() < 0.12
+    grad = rng.choice(
+        ["detach", "inside", "as is"]
+        if trains
+        else ["no_grad", "no_grad", "detach", "detach", "as is", "inside"]
+    )
+    # A backward pass adds up gradients.
+    is_pure = _is_pure(steps, []) and grad != "inside"
+    calls = [name for name in CALLS if name != "interrupted" or is_pure]
     return Function(
         steps,
-        rng.choice(
-            ["detach", "inside", "as is"]
-            if trains
-            else ["no_grad", "no_grad", "detach", "detach", "as is", "inside"]
-        ),
+        grad,
         "plain" if rng.random() < 0.75 else rng.choice(list(FORMS)),
         "y" if rng.random() < 0.7 else rng.choice(list(RESULTS)),
         "fresh" if rng.random() < 0.75 else rng.choice(list(ARGUMENTS)),
@@ -592,7 +595,7 @@ def _function(
 def _is_pure(steps: list[Read | Write | Play | Call], functions: list[Function]) -> bool:
     """Whether a function has no effects. Only such functions are interrupted, as some effects may be left."""
     return all(
-        _is_pure(functions[step.function].steps, functions)
+        functions[step.function].grad != "inside" and _is_pure(functions[step.function].steps, functions)
         if isinstance(step, Call)
         else isinstance(step, Read) and step.use != "dropout"
         for step in steps

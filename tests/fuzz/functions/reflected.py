@@ -250,24 +250,32 @@ class Side:
 
     _files = itertools.count()
 
-    def __init__(self, make: Callable[[int], Any], reader: str, source: str, x: torch.Tensor) -> None:
-        self.o, self.b, self.x = make(1), make(2), x
+    def __init__(
+        self, make: Callable[[int], Any], reader: str, source: str, x: torch.Tensor, is_argument: bool
+    ) -> None:
+        self.o, self.b, self.x, self.is_argument = make(1), make(2), x, is_argument
         first = tried(lambda: eval(reader, {"o": self.o, "b": self.b, **NAMES}))
         copied = tried(lambda: copy.copy(first))
         names: dict[str, Any] = {"o": self.o, "b": self.b, "first": first, "copied": copied, **NAMES}
+        if is_argument:
+            del names["o"]
+            source = source.replace("f(x)", "f(x, o)")
         path = f"{samples.PLACE}/reflected{next(Side._files)}.py"
         linecache.cache[path] = len(source), None, source.splitlines(True), path
         exec(compile(source, path, "exec"), names)
         self.function = names["f"]
 
     def calls(self, n: int) -> list[Any]:
-        return [shown(tried(lambda: self.function(self.x).tolist())) for _ in range(n)]
+        arguments = (self.x, self.o) if self.is_argument else (self.x,)
+        return [shown(tried(lambda: self.function(*arguments).tolist())) for _ in range(n)]
 
 
-def trial(make: Callable[[int], Any], change: Change, reader: str, source: str) -> tuple[str, str]:
+def trial(
+    make: Callable[[int], Any], change: Change, reader: str, source: str, is_argument: bool
+) -> tuple[str, str]:
     """Compare calls around a change with plain Python's: `right`, `wrong`, `refused` or `unseen`, and more."""
-    plain = Side(make, reader, source, torch.ones(1))
-    wrapped = Side(make, reader, source, torch.ones(1, device="tandem"))
+    plain = Side(make, reader, source, torch.ones(1), is_argument)
+    wrapped = Side(make, reader, source, torch.ones(1, device="tandem"), is_argument)
     wrapped.function = function = torch_tandem.function(wrapped.function, audit=10**6)
     before, got = plain.calls(CALLS), wrapped.calls(CALLS)
     if any(isinstance(value, type) for value in before):
@@ -297,14 +305,19 @@ def silent() -> Iterator[None]:
         yield
 
 
-def check(make: Callable[[int], Any], number: int, seed: int) -> Iterator[tuple[str, str]]:
-    """The outcomes of trials with `number` pairs, each with a text."""
+def check(
+    make: Callable[[int], Any], number: int, seed: int, is_argument: bool = False
+) -> Iterator[tuple[str, str]]:
+    """The outcomes of trials with `number` pairs, each with a text.
+
+    Functions read a global, or their argument.
+    """
     with silent():
         found = list(itertools.islice(pairs(make, random.Random(seed)), number))
     for change, reader, texts in found:
         for source in texts:
             with silent():
-                outcome, text = trial(make, change, reader, source)
+                outcome, text = trial(make, change, reader, source, is_argument)
             yield outcome, f"{change.text}: {text}\n{source}"
 
 
@@ -323,7 +336,7 @@ def check_apart(name: str, make: Callable[[int], Any], options: argparse.Namespa
     faulthandler.dump_traceback_later(ALL, exit=True)
     count: Counter = Counter()
     try:
-        for outcome, text in check(make, options.pairs, options.seed):
+        for outcome, text in check(make, options.pairs, options.seed, options.argument):
             count[outcome] += 1
             if outcome in options.tell.split(","):
                 print(f"--- {outcome}: {name}: {text}", flush=True)
@@ -337,6 +350,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.functions.reflected", description=__doc__)
     parser.add_argument("--only", default="", help="names of samples, with commas")
     parser.add_argument("--constructed", action="store_true", help="objects of the classes of libraries")
+    parser.add_argument("--argument", action="store_true", help="objects as arguments, not as globals")
     parser.add_argument("--pairs", type=int, default=40, help="of each sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", default="0/1", help="the samples to check: 1/2 for every second one")

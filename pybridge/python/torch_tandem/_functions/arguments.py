@@ -102,7 +102,11 @@ def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        key.extend((value.shape,) if kind is torch.Tensor else (kind, value.shape))
+        # Reading an attribute of another class would call its `__torch_function__`.
+        if kind in TENSORS:
+            key.append(value.shape)
+        if kind is not torch.Tensor:
+            key.append(kind)
         if _attributes_of(value):
             key.append(HAS_ATTRIBUTES)
     elif kind in VALUES:

@@ -19,7 +19,7 @@ from torch_tandem._functions.place import release_numbers
 from torch_tandem._functions.recorded import Recorded
 from torch_tandem._functions.recordings import Recordings
 from torch_tandem._functions.refusals import Refusal
-from torch_tandem._functions.state import State
+from torch_tandem._functions.state import State, without_torch_function
 from torch_tandem._functions.varying import Followed, Varying, unfollowed
 from torch_tandem._functions.walk import state_of
 
@@ -122,7 +122,8 @@ class Recorder:
         may_read_gradients = self.is_proven or self.world.may_read("grad")
         opened = _Open()
         try:
-            if not _ops.record(arguments.tensors, state.tensors(), recordings.last, may_read_gradients):
+            begun = arguments.tensors, state.tensors(), recordings.last, may_read_gradients
+            if not without_torch_function(_ops.record, *begun):
                 opened.is_open = False
                 return None
             result = self._observed(args, kwargs, arguments, followed)
@@ -150,10 +151,12 @@ class Recorder:
                 existed = {id(container) for _, container in containers}
                 existed.update(map(id, results.containers((args, kwargs))))
                 known = [*arguments.tensors, *state.tensors()]
-                unreturnable = results.refusal(result, leaves, existed, known, self.data)
+                unreturnable = without_torch_function(
+                    results.refusal, result, leaves, existed, known, self.data
+                )
             attaches = not (self.is_proven or unknown or written or changes or unreturnable)
             attaches = attaches and call_backward.may_attach(arguments.tensors, leaves, self.world)
-            recording, attached = _ops.end_recording(tensors, attaches)
+            recording, attached = without_torch_function(_ops.end_recording, tensors, attaches)
             opened.is_open = False
         finally:
             self._open = None

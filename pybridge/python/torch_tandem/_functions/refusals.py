@@ -31,10 +31,12 @@ class Refusal(NamedTuple):
 def before(arguments: Arguments, is_proven: bool) -> str:
     """The reason for which a call is not even recorded; empty if there is none."""
     for tensor in arguments.tensors:
-        if is_proven and tensor.layout == torch.strided:
-            continue
-        if type(tensor) not in TENSORS or tensor.layout != torch.strided:
+        if type(tensor) not in TENSORS and not is_proven:
+            return f"an argument is a {type(tensor).__name__}"
+        if tensor.layout != torch.strided:
             return f"an argument is a {type(tensor).__name__} of layout {tensor.layout}"
+        if is_proven:
+            continue
         if _core.attributes_of(tensor):
             return "a tensor among the arguments has attributes of its own"
     if is_proven:

@@ -5,7 +5,7 @@
 
 import re
 import struct
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,9 @@ class State:
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors in the state."""
+        return without_torch_function(self._tensors)
+
+    def _tensors(self) -> list[torch.Tensor]:
         found = [value.expected() for value in self.values if value.kind == "w"]
         found = [value for value in found if issubclass(type(value), torch.Tensor)]
         return [value for value in found if value.layout == torch.strided]
@@ -220,10 +223,16 @@ class State:
         return _core.StateCheck(listed)
 
 
+def without_torch_function(function: Callable, *args: Any) -> Any:
+    """Call a function without `__torch_function__` of the program's classes of tensors."""
+    # An interrupt at the end of a `with` statement would leave `__torch_function__` off.
+    return torch._C._disabled_torch_function_impl(function, (), args, {})
+
+
 def hooks_of(tensor: torch.Tensor) -> dict[str, dict]:
     """The dicts of a tensor's hooks in Python, by the names of the attributes that hold them."""
     names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    found = {name: getattr(tensor, name) for name in names}
+    found = {name: without_torch_function(getattr, tensor, name) for name in names}
     return {name: hooks for name, hooks in found.items() if hooks is not None}
 
 

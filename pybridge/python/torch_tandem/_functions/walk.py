@@ -26,7 +26,7 @@ from torch_tandem._functions import bytecode, callables, contents, kinds, settin
 from torch_tandem._functions.arguments import Arguments, is_container
 from torch_tandem._functions.numbers import Number
 from torch_tandem._functions.observe import World, is_librarys, is_programs, is_torchs
-from torch_tandem._functions.state import IMMUTABLE, State, Value, hooks_of
+from torch_tandem._functions.state import IMMUTABLE, State, Value, hooks_of, without_torch_function
 
 # Maximum number of values in a state. A check takes about 10 ns a value, so a state of this size delays each
 # call by 1 ms.
@@ -404,6 +404,8 @@ class _Walk:
                     f"{self.state.label(at)} calls an object of Python, whose state cannot be compared. Call "
                     "it outside of the function"
                 )
+            if (attributes := _core.attributes_of(value)) is not None:
+                self.attributes(at, attributes)
         elif not isinstance(value, type(numpy.sum)):
             self.foreign(at, value, type(value))
 
@@ -751,8 +753,7 @@ def state_of(function: Callable, arguments: Arguments, data: Set[type], world: W
 
     `data` are the classes of arguments whose tensors are arguments.
     """
-    # An interrupt at the end of a `with` statement would leave `__torch_function__` off.
-    return torch._C._disabled_torch_function_impl(_state_of, (), (function, arguments, data, world), {})
+    return without_torch_function(_state_of, function, arguments, data, world)
 
 
 def _state_of(function: Callable, arguments: Arguments, data: Set[type], world: World) -> State:
