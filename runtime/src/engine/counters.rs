@@ -158,17 +158,26 @@ impl Counters {
         self.report.steps_traced += u64::from(traced > 0);
         self.report.steps_in_part += u64::from(traced > 0 && ran == Ran::Mixed);
         self.report.steps_unrecorded += u64::from(traced > 0 && ran == Ran::Imperative);
-        self.report.ended(self.running(iteration, busy, timeline), ran);
+        let ended = Instant::now();
+        self.report.ended(self.record(iteration, ended, busy, timeline), ran);
         timeline.step(timeline.at(self.began).max(1), number);
+        self.began = ended;
+        self.stalled_before = self.report.python_stall_ns;
+        self.kernels_before = self.report.python_kernels_ns;
+        self.busy_before = busy;
     }
 
     /// Returns the counters of the running iteration so far.
     pub(super) fn running(&self, iteration: &Iteration, busy: u64, timeline: &Timeline) -> StepRecord {
+        self.record(iteration, Instant::now(), busy, timeline)
+    }
+
+    fn record(&self, iteration: &Iteration, now: Instant, busy: u64, timeline: &Timeline) -> StepRecord {
         let Iteration { number, ops, traced, .. } = *iteration;
         StepRecord {
             number,
             start_ns: timeline.at(self.began),
-            duration_ns: self.began.elapsed().as_nanos() as u64,
+            duration_ns: now.duration_since(self.began).as_nanos() as u64,
             python_stall_ns: self.report.python_stall_ns.saturating_sub(self.stalled_before),
             python_kernels_ns: self.report.python_kernels_ns.saturating_sub(self.kernels_before),
             runner_exec_ns: busy.saturating_sub(self.busy_before),
@@ -179,14 +188,10 @@ impl Counters {
     }
 
     /// Begins the counters of another iteration.
-    pub(super) fn next_iteration(&mut self, busy: u64) {
-        self.began = Instant::now();
+    pub(super) fn next_iteration(&mut self) {
         self.divergences = 0;
         self.open_divergence = None;
         self.counted = (0, 0);
-        self.stalled_before = self.report.python_stall_ns;
-        self.kernels_before = self.report.python_kernels_ns;
-        self.busy_before = busy;
     }
 
     /// Adds the running iteration's ops to the report.
@@ -270,6 +275,8 @@ impl Counters {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tandem_tracegraph::difference::What;
     use tandem_tracegraph::ids::{BlockId, NodeId};
     use tandem_tracegraph::symbolic::Block;
@@ -340,7 +347,7 @@ mod tests {
         counters.count_ops(&iteration(5, 2));
         counters.count_ops(&iteration(9, 3));
         assert_eq!((counters.report.ops_captured, counters.report.ops_coexecuted), (9, 6));
-        counters.next_iteration(0);
+        counters.next_iteration();
         counters.count_ops(&iteration(4, 0));
         assert_eq!((counters.report.ops_captured, counters.report.ops_coexecuted), (13, 10));
     }
@@ -349,19 +356,34 @@ mod tests {
     fn a_step_has_the_waits_and_the_execution_since_it_began() {
         let (mut counters, timeline) = (Counters::new(), Timeline::default());
         (counters.report.python_stall_ns, counters.report.python_kernels_ns) = (100, 200);
-        counters.next_iteration(30);
+        counters.begin_first_iteration();
         counters.report.python_stall_ns += 7;
         counters.report.python_kernels_ns += 8;
         counters.end_iteration(&iteration(5, 0), true, 33, &timeline);
-        counters.next_iteration(33);
+        counters.next_iteration();
         counters.end_iteration(&iteration(5, 5), true, 33, &timeline);
-        counters.end_iteration(&iteration(5, 5), false, 33, &timeline);
+        counters.end_iteration(&iteration(5, 5), false, 34, &timeline);
         let times = |s: &StepRecord| (s.python_stall_ns, s.python_kernels_ns, s.runner_exec_ns);
         let steps: Vec<_> = counters.report.steps.iter().map(times).collect();
-        assert_eq!(steps[..2], [(7, 8, 3), (0, 0, 0)]);
+        assert_eq!(steps, [(7, 8, 33), (0, 0, 0), (0, 0, 1)]);
         let ran: Vec<_> = counters.report.phases.iter().map(|p| p.ran).collect();
         assert_eq!(ran, [Ran::CoExecution, Ran::Tracing, Ran::Imperative]);
         assert_eq!((counters.report.steps_coexecuted, counters.report.steps_traced), (1, 2));
+    }
+
+    #[test]
+    fn an_iteration_begins_where_the_one_before_it_ends() {
+        let (mut counters, timeline) = (Counters::new(), Timeline::default());
+        counters.begin_first_iteration();
+        for _ in 0..3 {
+            counters.end_iteration(&iteration(5, 0), true, 0, &timeline);
+            std::thread::sleep(Duration::from_millis(2)); // as a symbolic graph is generated
+            counters.next_iteration();
+        }
+        let steps: Vec<_> = counters.report.steps.iter().map(|s| (s.start_ns, s.duration_ns)).collect();
+        for pair in steps.windows(2) {
+            assert_eq!(pair[0].0 + pair[0].1, pair[1].0);
+        }
     }
 
     #[test]
@@ -370,7 +392,7 @@ mod tests {
         for (traced, recorded, times) in [(5, true, 2), (1, true, 7), (5, false, 4), (0, true, 8)] {
             for _ in 0..times {
                 counters.end_iteration(&iteration(5, traced), recorded, 0, &timeline);
-                counters.next_iteration(0);
+                counters.next_iteration();
             }
         }
         let Report { steps_traced, steps_in_part, steps_unrecorded, steps_coexecuted, .. } = counters.report;
@@ -415,7 +437,7 @@ mod tests {
         counters.close_divergence();
         assert_eq!(costs(&counters), first);
         counters.end_iteration(&iteration(2, 1), true, 0, &timeline);
-        counters.next_iteration(0);
+        counters.next_iteration();
         counters.end_iteration(&iteration(2, 1), true, 0, &timeline);
         let divergences: Vec<_> = counters.report.steps.iter().map(|s| s.divergences).collect();
         assert_eq!(divergences, [2, 0]);

@@ -46,7 +46,7 @@ impl Engine {
             self.place_runs();
         }
         self.iteration = self.iteration.next();
-        self.counters.next_iteration(self.runner.busy_ns());
+        self.counters.next_iteration();
         self.storages.next_iteration();
         self.forward.next_iteration();
         self.graphs.next_iteration();
