@@ -151,3 +151,16 @@ def test_an_object_that_stays_keeps_its_tensors():
     for i in range(12):
         assert function(data, full(1)).tolist() == [2 * (8.0 + i)] * 2
     assert function.cache_info().hits
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_arguments_that_are_nested_deeply(is_list):
+    def make(value):
+        nested = Data(full(value))
+        for _ in range(2000):
+            nested = [nested] if is_list else Data(full(value), nested)
+        return nested
+
+    function = torch_tandem.function(lambda nested, x: x * 2, audit=10**6)
+    for i in range(12):
+        assert function(make(i), full(i)).tolist() == [2.0 * i] * 2

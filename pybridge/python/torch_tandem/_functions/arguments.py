@@ -40,6 +40,8 @@ class _Same:
 VARIES = _Varies()
 SAME = _Same()
 HAS_ATTRIBUTES = _HasAttributes()
+# The key of calls whose arguments are nested more deeply than Python can call functions.
+TOO_DEEP = ("nested too deeply",)
 VALUES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, _Varies}
 )
@@ -76,29 +78,34 @@ def flatten(args: tuple, kwargs: dict, data: Set[type]) -> tuple[Hashable, list,
     objects: list = []
     # The containers among the arguments, by id, with their numbers.
     met: dict[int, int] = {}
-    for value in args:
-        kind = type(value)
-        if kind in TENSORS:
-            tensors.append(value)
-            key.append(value.shape)
-            if kind is not torch.Tensor:
+    try:
+        for value in args:
+            kind = type(value)
+            if kind in TENSORS:
+                tensors.append(value)
+                key.append(value.shape)
+                if kind is not torch.Tensor:
+                    key.append(kind)
+                if _attributes_of(value):
+                    key.append(HAS_ATTRIBUTES)
+            elif kind in VALUES:
                 key.append(kind)
-            if _attributes_of(value):
-                key.append(HAS_ATTRIBUTES)
-        elif kind in VALUES:
-            key.append(kind)
-            # Text tells 0.0 from -0.0, and equals itself for a NaN.
-            is_spelt = kind is complex or (kind is float and not value == value != 0)
-            key.append(repr(value) if is_spelt else value)
-        else:
-            _add(value, key, tensors, objects, met, data)
-    for name, value in kwargs.items():
-        key.append(name)
-        _add(value, key, tensors, objects, met, data)
-    return tuple(key), tensors, objects
+                # Text tells 0.0 from -0.0, and equals itself for a NaN.
+                is_spelt = kind is complex or (kind is float and not value == value != 0)
+                key.append(repr(value) if is_spelt else value)
+            else:
+                _add(value, key, tensors, objects, met, data, 0)
+        for name, value in kwargs.items():
+            key.append(name)
+            _add(value, key, tensors, objects, met, data, 0)
+        return tuple(key), tensors, objects
+    except RecursionError:
+        return TOO_DEEP, [], []
 
 
-def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int], data: Set[type]) -> None:
+def _add(
+    value: Any, key: list, tensors: list, objects: list, met: dict[int, int], data: Set[type], depth: int
+) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -118,7 +125,7 @@ def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int
             met[id(value)] = len(met)
         key.extend((kind, len(value)))
         for item in value:
-            _add(item, key, tensors, objects, met, data)
+            _add(item, key, tensors, objects, met, data, depth)
     elif is_container(value):
         met[id(value)] = len(met)
         objects.append(value)
@@ -131,26 +138,27 @@ def _add(value: Any, key: list, tensors: list, objects: list, met: dict[int, int
                     key.extend((type(name), repr(name) if type(name) in _FLOATS else name))
                 else:
                     objects.append(name)
-                _add(item, key, tensors, objects, met, data)
+                _add(item, key, tensors, objects, met, data, depth)
         else:
             key.append(getattr(value, "maxlen", None))
             for item in value:
-                _add(item, key, tensors, objects, met, data)
+                _add(item, key, tensors, objects, met, data, depth)
     elif _is_named_tuple(kind):
         met[id(value)] = len(met)
         key.extend((kind, len(value)))
         for item in value:
-            _add(item, key, tensors, objects, met, data)
+            _add(item, key, tensors, objects, met, data, depth)
     else:
         key.append(kind)
         objects.append(value)
-        if kind in data:
+        if kind in data and depth < _DEPTH:
+            depth += 1
             met[id(value)] = len(met)
             # The walk over the state compares what is no tensor.
             for name, item in _parts(value).items():
                 if _has_tensors(item, data):
                     key.append(name)
-                    _add(item, key, tensors, objects, met, data)
+                    _add(item, key, tensors, objects, met, data, depth)
 
 
 def is_container(value: Any) -> bool:

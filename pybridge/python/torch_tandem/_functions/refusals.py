@@ -6,7 +6,7 @@ import torch
 
 from torch_tandem import _core
 from torch_tandem._functions import call_backward
-from torch_tandem._functions.arguments import TENSORS, VALUES, Arguments
+from torch_tandem._functions.arguments import TENSORS, TOO_DEEP, VALUES, Arguments
 from torch_tandem._functions.call_backward import Hole
 from torch_tandem._functions.callers import is_compiled
 from torch_tandem._functions.observe import World, is_observable
@@ -30,6 +30,8 @@ class Refusal(NamedTuple):
 
 def before(arguments: Arguments, is_proven: bool) -> str:
     """The reason for which a call is not even recorded; empty if there is none."""
+    if arguments.key is TOO_DEEP:
+        return "its arguments are nested too deeply"
     for tensor in arguments.tensors:
         if type(tensor) not in TENSORS and not is_proven:
             return f"an argument is a {type(tensor).__name__}"
