@@ -15,7 +15,8 @@ KINDS = (
 
 @pytest.mark.parametrize("is_argument", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_change_is_seen(name, is_argument):
+def test_a_change_is_seen(name, is_argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some methods write files
     outcomes = reflected.check(samples.SAMPLES[name], 2, 1 + is_argument, is_argument)
     wrong = [text for outcome, text in outcomes if outcome == "wrong"]
     assert not wrong, "\n".join(wrong)

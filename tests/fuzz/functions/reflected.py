@@ -23,6 +23,7 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import types
 import warnings
 from collections import Counter
@@ -332,6 +333,7 @@ def check_apart(name: str, make: Callable[[int], Any], options: argparse.Namespa
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     space = pages * resource.getpagesize() + SPACE
     resource.setrlimit(resource.RLIMIT_AS, (space, space))
+    os.chdir(tempfile.mkdtemp())  # some methods write files
     faulthandler.enable()
     faulthandler.dump_traceback_later(ALL, exit=True)
     count: Counter = Counter()

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import types
 import weakref
 from collections.abc import Hashable, Set
@@ -49,6 +50,8 @@ VALUES = frozenset(
 _FLOATS = (float, complex)
 # Maximum number of objects that lead to each other in an argument that is searched for tensors.
 _DEPTH = 4
+# Maximum number of items of a list or dict in such an object that are searched for tensors.
+_ITEMS = 100
 _attributes_of = _core.attributes_of
 
 
@@ -181,9 +184,9 @@ def records(objects: list) -> list:
             return False
         met.add(id(value))
         if kind in (list, tuple):
-            return any([leads_to_tensors(item, depth) for item in value])
+            return any([leads_to_tensors(item, depth) for item in value[:_ITEMS]])
         if kind is dict:
-            return any([leads_to_tensors(item, depth) for item in value.values()])
+            return any([leads_to_tensors(item, depth) for item in itertools.islice(value.values(), _ITEMS)])
         if not _may_be_record(kind):
             return False
         items = [*_parts(value).values()]
@@ -233,8 +236,9 @@ def _has_tensors(value: Any, data: Set[type]) -> bool:
     if type(value) in TENSORS or type(value) in data:
         return True
     if type(value) in (list, tuple):
-        return any(_has_tensors(item, data) for item in value)
-    return type(value) is dict and any(_has_tensors(item, data) for item in value.values())
+        return any(_has_tensors(item, data) for item in value[:_ITEMS])
+    items = itertools.islice(value.values(), _ITEMS) if type(value) is dict else ()
+    return any(_has_tensors(item, data) for item in items)
 
 
 def _is_plain(value: dict) -> bool:
