@@ -3,11 +3,13 @@
 //! The workspaces have the layout of the shim's kernels (`pybridge/cpp/aten/cells.cpp`): the activated gates of an
 //! LSTM cell, or the gates, the hidden state and the hidden part of the new gate of a GRU cell.
 
+use smallvec::smallvec;
 use tandem_tracegraph::call::Call;
 use tandem_tracegraph::node::Outputs;
 
 use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::norm::{Windows, output, wanted, weights};
+use crate::kernels::rows::{Division, read, whole, written};
 use crate::kernels::{contiguous, count, each_row};
 use crate::tiles::math::{exp, tanh};
 use crate::widest::widest;
@@ -56,41 +58,28 @@ fn forward(
     let state = contiguous(call, 2, Mem::F32)?;
     let [rows, n] = shape(&state)?;
     let all = gates * n;
-    let mut windows = Windows::default();
-    let [input, hidden] = [0, 1].map(|arg| matrix(call, arg, [rows, all]));
-    let (input, hidden) = (windows.add(input?), windows.add(hidden?));
-    let [input_bias, hidden_bias] = [3, 4].map(|arg| weights(call, arg, all));
-    let (input_bias, hidden_bias) = (windows.maybe(input_bias?), windows.maybe(hidden_bias?));
-    let state = windows.add(state);
     let last = outputs.outs.len() - 1;
-    let new = windows.add(made(outputs, 0, [rows, n])?);
     let cell = match last {
-        2 => Some(windows.add(made(outputs, 1, [rows, n])?)),
+        2 => Some(made(outputs, 1, [rows, n])?),
         _ => None,
     };
-    let work = windows.add(made(outputs, last, [rows, saved * n])?);
-    let run = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        each_row(host, rows, n * COST, &|from, to| {
-            for i in from..to {
-                // SAFETY: the windows have `rows` rows of these sizes, or one row; one thread alone writes a row.
-                let mut cell = unsafe {
-                    Cell {
-                        input: row(data, Some(input), i, all),
-                        hidden: row(data, Some(hidden), i, all),
-                        input_bias: row(data, input_bias, 0, all),
-                        hidden_bias: row(data, hidden_bias, 0, all),
-                        state: row(data, Some(state), i, n),
-                        new: data.of(new).slice(i * n, n),
-                        cell: cell.map_or(&mut [], |w| data.of(w).slice(i * n, n)),
-                        work: data.of(work).slice(i * saved * n, saved * n),
-                    }
-                };
-                compute(&mut cell);
-            }
-        });
-        true
-    };
-    Some(Kernel::new(windows.0, Default::default(), run))
+    let windows = (
+        read::<f32>(matrix(call, 0, [rows, all])?),
+        read::<f32>(matrix(call, 1, [rows, all])?),
+        weights(call, 3, all)?.map(whole::<f32>),
+        weights(call, 4, all)?.map(whole::<f32>),
+        read::<f32>(state),
+        written::<f32>(made(outputs, 0, [rows, n])?),
+        cell.map(written::<f32>),
+        written::<f32>(made(outputs, last, [rows, saved * n])?),
+    );
+    let by = Division { rows, n, cost: COST };
+    Kernel::of_each_row(by, windows, smallvec![], move |_, elements| {
+        let (input, hidden, input_bias, hidden_bias, state, new, cell, work) = elements;
+        let [input_bias, hidden_bias] = [input_bias, hidden_bias].map(Option::unwrap_or_default);
+        let cell = cell.unwrap_or_default();
+        compute(&mut Cell { input, hidden, input_bias, hidden_bias, state, new, cell, work });
+    })
 }
 
 /// A row of a cell's forward pass.

@@ -22,6 +22,7 @@ mod permuted;
 pub(crate) mod pooling;
 pub(crate) mod reduce;
 pub(crate) mod roi_align;
+mod rows;
 pub(crate) mod scan;
 pub(crate) mod scatter;
 mod scratch;

@@ -5,10 +5,11 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::accumulate::{products, sum};
-use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
+use crate::kernels::kernel::{Addresses, Kernel};
+use crate::kernels::rows::{Division, divided, read, whole, written};
 use crate::kernels::scratch::filled;
 use crate::kernels::softmax::at;
-use crate::kernels::{SMALL, contiguous, count, each_row, new_storage};
+use crate::kernels::{SMALL, contiguous, count, new_storage};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
@@ -87,30 +88,19 @@ pub fn layer_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if all == 0 || is_left(n, all) {
         return None;
     }
-    let mut windows = Windows::default();
-    let (weight, bias) = (weights(call, 2, n)?, weights(call, 3, n)?);
-    let (x, y) = (windows.add(x), windows.add(output(outputs, 0)?));
-    let (mean, scale) = (windows.add(output(outputs, 1)?), windows.add(output(outputs, 2)?));
-    let (weight, bias) = (windows.maybe(weight), windows.maybe(bias));
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
-        let eps = f64::from_bits(params[0]);
-        each_row(host, all / n, n * 4, &|from, to| {
-            for row in from..to {
-                // SAFETY: the windows have `all / n` rows of `n` elements, one row, or one element per row; one
-                // thread alone uses each row of an output.
-                unsafe {
-                    let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).slice(at, n);
-                    let (weight, bias) = (part(data, weight, 0, n), part(data, bias, 0, n));
-                    let stats = (&mut at(mean, row, 1)[0], &mut at(scale, row, 1)[0]);
-                    let x = data.of(x).read(row * n, n);
-                    normalize(x, at(y, row * n, n), (weight, bias), eps, stats);
-                }
-            }
-        });
-        true
-    };
-    let params = smallvec![Param::Number(4, 0, Ty::F64)];
-    Some(Kernel::new(windows.0, params, work))
+    let windows = (
+        read::<f32>(x),
+        written::<f32>(output(outputs, 0)?),
+        written::<f32>(output(outputs, 1)?),
+        written::<f32>(output(outputs, 2)?),
+        weights(call, 2, n)?.map(whole::<f32>),
+        weights(call, 3, n)?.map(whole::<f32>),
+    );
+    let (by, params) = (Division { rows: all / n, n, cost: 4 }, smallvec![Param::Number(4, 0, Ty::F64)]);
+    Kernel::of_each_row(by, windows, params, |params, (x, y, mean, scale, weight, bias)| {
+        let stats = (&mut mean[0], &mut scale[0]);
+        normalize(x, y, (weight, bias), f64::from_bits(params[0]), stats);
+    })
 }
 
 /// `native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)`.
@@ -137,14 +127,13 @@ pub fn layer_norm_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel>
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let summed = to_weight.is_some() || to_bias.is_some();
         let Some(mut sums) = filled(if summed { parts * n * 2 } else { 0 }, 0.0f64) else { return false };
-        let partial = SendPtr(sums.as_mut_ptr());
-        each_row(host, parts, each * n * 4, &|from, end| {
-            for part_ in from..end {
+        divided(host, &mut sums, parts, each * n * 4, &|range, sums| {
+            for (i, part_) in range.enumerate() {
                 // SAFETY: rows below `rows` exist in all windows, and a weight is one row; one thread alone uses a
-                // part's rows of the output and its sums.
+                // part's rows of the output.
                 unsafe {
                     let at = |w: usize, at: usize, n: usize| data.of::<f32>(w).read(at, n);
-                    let sums: &mut [f64] = if summed { partial.slice(part_ * n * 2, n * 2) } else { &mut [] };
+                    let sums = if summed { &mut sums[i * n * 2..][..n * 2] } else { &mut sums[..0] };
                     let end = rows.min((part_ + 1) * each);
                     for row in (part_ * each..end).step_by(GROUP) {
                         let few = GROUP.min(end - row);

@@ -14,6 +14,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 use crate::channels_last::Order;
 use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
 use crate::kernels::permuted::{Tensor, given, in_either_order, made};
+use crate::kernels::rows::{Division, read, written};
 use crate::kernels::{contiguous, count, each_row, is_contiguous, output, tensor};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
@@ -534,27 +535,18 @@ fn averaged(x: TensorGeometry, y: TensorGeometry, spans: Spans, backward: bool) 
     let [from, to] = [plane(&x.sizes)?, plane(&y.sizes)?].map(|[height, width]| height * width);
     let planes = planes(&x.sizes);
     let windows = if backward { from } else { to };
-    if y.mem != Mem::F32 || count(&y.sizes) != planes * to || spans.windows() != windows {
+    if count(&y.sizes) != planes * to || spans.windows() != windows || planes * from * to == 0 {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        each_row(host, planes, spans.work(), &|begin, end| {
-            let mut room = [0.0; ROOM];
-            for p in begin..end {
-                // SAFETY: the input has `planes` planes of `from` elements, which nobody writes, and the output as many
-                // planes of `to` elements. One thread alone writes a plane.
-                let (x, y) =
-                    unsafe { (data.of::<f32>(0).read(p * from, from), data.of::<f32>(1).slice(p * to, to)) };
-                if backward {
-                    average_pool_backward(&spans, x, y, &mut room);
-                } else {
-                    average_pool(&spans, x, y, &mut room);
-                }
-            }
-        });
+    let compute = if backward { average_pool_backward } else { average_pool };
+    let by = Division { rows: planes, n: spans.work(), cost: 1 };
+    Kernel::of_rows(by, (read::<f32>(x), written::<f32>(y)), smallvec![], move |_, (x, y)| {
+        let mut room = [0.0; ROOM];
+        for (x, y) in x.chunks_exact(from).zip(y.chunks_exact_mut(to)) {
+            compute(&spans, x, y, &mut room);
+        }
         true
-    };
-    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+    })
 }
 
 /// `avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)`.

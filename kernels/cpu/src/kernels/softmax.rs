@@ -7,13 +7,13 @@ use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use crate::kernels::accumulate::total;
-use crate::kernels::kernel::{Addresses, Kernel};
+use crate::kernels::kernel::Kernel;
 use crate::kernels::long_rows::{self, LANES, load, store, vectors};
-use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_lane, each_range, store_each};
+use crate::kernels::rows::{Division, read, written};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_lane, store_each};
 use crate::kernels::{contiguous, count, dimension, output};
 use crate::tiles::math::{exp, log};
 use crate::widest::widest;
-use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Mem;
 
 /// Number of rows and their length, if `dim` is the last dimension of more than one element.
@@ -42,17 +42,11 @@ fn forward(call: &Call<'_>, outputs: &Outputs, of: Rows) -> Option<Kernel> {
         return None;
     }
     let [rows, n] = shape(&x.sizes, dimension(call, 1, x.sizes.len())?)?;
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
-        each_range(host, [rows, n], COST, n < LONG, &|from, to| {
-            let (at, len) = (from * n, (to - from) * n);
-            // SAFETY: both windows have `rows` rows of `n` elements; one thread alone writes each row.
-            let (x, y) = unsafe { (x.read(at, len), y.slice(at, len)) };
-            of.run(x, n, y);
-        });
+    let by = Division { rows, n, cost: COST };
+    Kernel::of_rows(by, (read::<f32>(x), written::<f32>(y)), smallvec![], move |_, (x, y)| {
+        of.run(x, n, y);
         true
-    };
-    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+    })
 }
 
 /// Cost of an exponential, in additions.
@@ -82,16 +76,11 @@ pub fn logsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if y.mem != Mem::F32 || count(&y.sizes) != rows {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let (x, y) = (data.of::<f32>(0), data.of::<f32>(1));
-        each_range(host, [rows, n], COST, n < LONG, &|from, to| {
-            // SAFETY: the input has `rows` rows of `n` elements, the output `rows` elements; each row is one thread's.
-            let (x, y) = unsafe { (x.read(from * n, (to - from) * n), y.slice(from, to - from)) };
-            Rows { long: logsumexp_long, short: logsumexp_short }.run(x, n, y);
-        });
+    let by = Division { rows, n, cost: COST };
+    Kernel::of_rows(by, (read::<f32>(x), written::<f32>(y)), smallvec![], move |_, (x, y)| {
+        Rows { long: logsumexp_long, short: logsumexp_short }.run(x, n, y);
         true
-    };
-    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+    })
 }
 
 /// Kernel of the gradients of rows of `n` elements: for long rows and for short ones.
@@ -107,17 +96,15 @@ fn backward(call: &Call<'_>, outputs: &Outputs, of: Backward) -> Option<Kernel> 
         return None;
     }
     let [rows, n] = shape(&y.sizes, dimension(call, 2, y.sizes.len())?)?;
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let [grad, y, to] = [0, 1, 2].map(|i| data.of::<f32>(i));
-        each_range(host, [rows, n], COST, n < LONG, &|from, end| {
-            let (at, len) = (from * n, (end - from) * n);
-            // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
-            let (grad, y, to) = unsafe { (grad.read(at, len), y.read(at, len), to.slice(at, len)) };
-            if n < LONG { (of.short)(grad, y, n, to) } else { (of.long)(grad, y, n, to) }
-        });
+    let windows = (read::<f32>(grad), read::<f32>(y), written::<f32>(to));
+    Kernel::of_rows(Division { rows, n, cost: COST }, windows, smallvec![], move |_, (grad, y, to)| {
+        if n < LONG {
+            (of.short)(grad, y, n, to)
+        } else {
+            (of.long)(grad, y, n, to)
+        }
         true
-    };
-    Some(Kernel::new(smallvec![grad, y, to], smallvec![], work))
+    })
 }
 
 pub fn softmax_backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {

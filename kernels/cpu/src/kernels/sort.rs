@@ -3,16 +3,15 @@
 //! As in PyTorch, NaN is larger than all numbers for `max` and for sorting and smaller than all for `min`, and the first
 //! of equal elements counts.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::kernel::{Addresses, Kernel};
 use crate::kernels::reduce::sums;
+use crate::kernels::rows::{self, Division, read, written};
 use crate::kernels::scratch::room;
-use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_range, store_each};
+use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, store_each};
 use crate::kernels::softmax::larger;
 use crate::kernels::{SMALL, contiguous, count, dimension, each_row, int, is_contiguous, output};
 use crate::widest::widest;
@@ -21,7 +20,7 @@ use tandem_executor::ir::Mem;
 use tandem_executor::ops::express::{TensorGeometry, new_geometry};
 
 /// Elements that have an order.
-trait Element: Copy + PartialOrd + Send + Sync + 'static {
+trait Element: rows::Element + PartialOrd {
     const MEM: Mem;
     fn is_nan(self) -> bool;
     /// Order in which NaN is the largest and equal to itself.
@@ -137,27 +136,22 @@ fn extremes<T: Element>(
     short: Option<ShortExtremes>,
 ) -> Option<Kernel> {
     let all = outer * inner;
-    let has_values = values.is_some();
     let is_short = inner == 1 && n < LONG;
     if n == 0 || all == 0 || count(&positions.sizes) != all || !is_short && all * n > SMALL {
         return None;
     }
+    if let Some(short) = short.filter(|_| is_short) {
+        let windows = (read::<f32>(x), written::<i64>(positions), values.map(written::<f32>));
+        let by = Division { rows: all, n, cost: 2 };
+        return Kernel::of_rows(by, windows, smallvec![], move |_, (x, positions, values)| {
+            short(x, n, values, positions);
+            true
+        });
+    }
+    let has_values = values.is_some();
     let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
         let (x, positions, values) =
             (data.of::<T>(0), data.of::<i64>(1), has_values.then(|| data.of::<T>(2)));
-        if let Some(short) = short.filter(|_| is_short) {
-            let (x, values) = (data.of::<f32>(0), has_values.then(|| data.of::<f32>(2)));
-            each_range(host, [all, n], 2, true, &|begin, end| {
-                // SAFETY: the input has `all` rows of `n` floats, and each output has an element for each row. One thread
-                // alone writes each row's elements.
-                unsafe {
-                    let rows = x.read(begin * n, (end - begin) * n);
-                    let values = values.as_ref().map(|values| values.slice(begin, end - begin));
-                    short(rows, n, values, positions.slice(begin, end - begin));
-                }
-            });
-            return true;
-        }
         each_row(host, all, n, &|begin, end| {
             for item in begin..end {
                 let first = item / inner * n * inner + item % inner;
@@ -270,35 +264,23 @@ fn values(
     if y.mem != Mem::F32 || x.sizes.contains(&0) || !fits {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
-        if is_short {
-            each_range(host, [outer, n], 1, true, &|begin, end| {
-                // SAFETY: the input has `outer` rows of `n` elements, the output one element for each; one thread alone
-                // writes each.
-                let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
-                short(x, n, y);
-            });
-            return true;
-        }
-        each_row(host, outer, n * inner, &|begin, end| {
-            for i in begin..end {
-                // SAFETY: the input has `outer` matrices of `n * inner` elements, the output `outer` rows of `inner`; one
-                // thread alone writes each row.
-                let (x, y) = unsafe { (x.read(i * n * inner, n * inner), y.slice(i * inner, inner)) };
-                if inner == 1 {
-                    row(x, &mut y[0]);
-                    continue;
-                }
-                y.copy_from_slice(&x[..inner]);
-                for x in x[inner..].chunks_exact(inner) {
-                    y.iter_mut().zip(x).for_each(|(y, x)| *y = better(*y, *x));
-                }
-            }
+    let (by, windows) =
+        (Division { rows: outer, n: n * inner, cost: 1 }, (read::<f32>(x), written::<f32>(y)));
+    if is_short {
+        return Kernel::of_rows(by, windows, smallvec![], move |_, (x, y)| {
+            short(x, n, y);
+            true
         });
-        true
-    };
-    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+    }
+    Kernel::of_each_row(by, windows, smallvec![], move |_, (x, y)| {
+        if inner == 1 {
+            return row(x, &mut y[0]);
+        }
+        y.copy_from_slice(&x[..inner]);
+        for x in x[inner..].chunks_exact(inner) {
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = better(*y, *x));
+        }
+    })
 }
 
 /// Number of extremes that are kept side by side.
@@ -379,33 +361,27 @@ fn sorted<T: Element>(
         return None;
     }
     let (values, positions) = (made(outputs, 0, T::MEM)?, made(outputs, 1, Mem::I64)?);
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let (x, values, positions) = (data.of::<T>(0), data.of::<T>(1), data.of::<i64>(2));
-        let ok = AtomicBool::new(true);
-        each_row(host, rows, n * 32, &|begin, end| {
-            let Some(mut pairs) = room::<(T, u32)>(n) else { return ok.store(false, Ordering::Relaxed) };
-            for row in begin..end {
-                // SAFETY: all windows have `rows` rows of `n` elements; one thread alone writes each row.
-                let (x, values, positions) =
-                    unsafe { (x.read(row * n, n), values.slice(row * n, n), positions.slice(row * n, n)) };
-                pairs.clear();
-                pairs.extend(x.iter().copied().zip(0u32..));
-                // Pairs are distinct by position, so the order is that of a stable sort.
-                pairs.sort_unstable_by(|a, b| {
-                    let order = if descending { b.0.order(&a.0) } else { a.0.order(&b.0) };
-                    order.then(a.1.cmp(&b.1))
-                });
-                if !is_stable && pairs.windows(2).any(|pair| pair[0].0.order(&pair[1].0).is_eq()) {
-                    return ok.store(false, Ordering::Relaxed);
-                }
-                for (((value, at), to), position) in pairs.iter().zip(values).zip(positions) {
-                    (*to, *position) = (*value, i64::from(*at));
-                }
+    let windows = (read::<T>(x), written::<T>(values), written::<i64>(positions));
+    Kernel::of_rows(Division { rows, n, cost: 32 }, windows, smallvec![], move |_, (x, values, positions)| {
+        let Some(mut pairs) = room::<(T, u32)>(n) else { return false };
+        let outs = values.chunks_exact_mut(n).zip(positions.chunks_exact_mut(n));
+        for (x, (values, positions)) in x.chunks_exact(n).zip(outs) {
+            pairs.clear();
+            pairs.extend(x.iter().copied().zip(0u32..));
+            // Pairs are distinct by position, so the order is that of a stable sort.
+            pairs.sort_unstable_by(|a, b| {
+                let order = if descending { b.0.order(&a.0) } else { a.0.order(&b.0) };
+                order.then(a.1.cmp(&b.1))
+            });
+            if !is_stable && pairs.windows(2).any(|pair| pair[0].0.order(&pair[1].0).is_eq()) {
+                return false;
             }
-        });
-        ok.into_inner()
-    };
-    Some(Kernel::new(smallvec![x, values, positions], smallvec![], work))
+            for (((value, at), to), position) in pairs.iter().zip(values).zip(positions) {
+                (*to, *position) = (*value, i64::from(*at));
+            }
+        }
+        true
+    })
 }
 
 /// The largest or smallest elements of rows, with their positions. If equal elements matter, PyTorch's kernel runs,
@@ -419,35 +395,29 @@ fn top<T: Element>(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     if k == 0 || k > n || rows * n > SMALL || (!is_sorted && k > 1) || count(&values.sizes) != rows * k {
         return None;
     }
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        let (x, values, positions) = (data.of::<T>(0), data.of::<T>(1), data.of::<i64>(2));
-        let ok = AtomicBool::new(true);
-        each_row(host, rows, n * 8, &|begin, end| {
-            let Some(mut pairs) = room::<(T, u32)>(n) else { return ok.store(false, Ordering::Relaxed) };
-            let order = |a: &(T, u32), b: &(T, u32)| if largest { b.0.order(&a.0) } else { a.0.order(&b.0) };
-            for row in begin..end {
-                // SAFETY: the input has `rows` rows of `n` elements, the outputs rows of `k`; one thread alone writes each.
-                let (x, values, positions) =
-                    unsafe { (x.read(row * n, n), values.slice(row * k, k), positions.slice(row * k, k)) };
-                pairs.clear();
-                pairs.extend(x.iter().copied().zip(0u32..));
-                // The element after the last one that is returned must differ from it too.
-                let seen = (k + 1).min(n);
-                if seen < n {
-                    pairs.select_nth_unstable_by(seen - 1, order);
-                }
-                pairs[..seen].sort_unstable_by(order);
-                if pairs[..seen].windows(2).any(|pair| order(&pair[0], &pair[1]).is_eq()) {
-                    return ok.store(false, Ordering::Relaxed);
-                }
-                for (((value, at), to), position) in pairs.iter().zip(values).zip(positions) {
-                    (*to, *position) = (*value, i64::from(*at));
-                }
+    let windows = (read::<T>(x), written::<T>(values), written::<i64>(positions));
+    Kernel::of_rows(Division { rows, n, cost: 8 }, windows, smallvec![], move |_, (x, values, positions)| {
+        let Some(mut pairs) = room::<(T, u32)>(n) else { return false };
+        let order = |a: &(T, u32), b: &(T, u32)| if largest { b.0.order(&a.0) } else { a.0.order(&b.0) };
+        let outs = values.chunks_exact_mut(k).zip(positions.chunks_exact_mut(k));
+        for (x, (values, positions)) in x.chunks_exact(n).zip(outs) {
+            pairs.clear();
+            pairs.extend(x.iter().copied().zip(0u32..));
+            // The element after the last one that is returned must differ from it too.
+            let seen = (k + 1).min(n);
+            if seen < n {
+                pairs.select_nth_unstable_by(seen - 1, order);
             }
-        });
-        ok.into_inner()
-    };
-    Some(Kernel::new(smallvec![x, values, positions], smallvec![], work))
+            pairs[..seen].sort_unstable_by(order);
+            if pairs[..seen].windows(2).any(|pair| order(&pair[0], &pair[1]).is_eq()) {
+                return false;
+            }
+            for (((value, at), to), position) in pairs.iter().zip(values).zip(positions) {
+                (*to, *position) = (*value, i64::from(*at));
+            }
+        }
+        true
+    })
 }
 
 /// `topk(self, k, dim, largest, sorted)` along a last dimension.

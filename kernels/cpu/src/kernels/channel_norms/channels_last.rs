@@ -4,6 +4,7 @@ use crate::channels_last::strips;
 use crate::kernels::channel_norms::{LANES, Layout, total};
 use crate::kernels::each_row;
 use crate::kernels::kernel::SendPtr;
+use crate::kernels::rows::divided;
 use crate::kernels::scratch::{with_doubles, with_scratch};
 use crate::widest::widest;
 use tandem_executor::host::HostKernels;
@@ -55,13 +56,10 @@ fn sums(
     let (n, blocks) = (layout.planes.channels, layout.blocks());
     with_doubles((blocks + 1) * rows * 2 * n, |all| {
         let (totals, all) = all.split_at_mut(rows * 2 * n);
-        let to = SendPtr(all.as_mut_ptr());
-        each_row(host, rows * blocks, layout.block * n * 2, &|begin, end| {
-            for item in begin..end {
+        divided(host, all, rows * blocks, layout.block * n * 2, &|range, all| {
+            for (item, to) in range.zip(all.chunks_exact_mut(2 * n)) {
                 let (row, block) = (item / blocks, item % blocks);
                 let at = row * layout.planes.len() + block * layout.block * n;
-                // SAFETY: there are two sums per channel for each block, which one thread alone computes.
-                let to = unsafe { to.slice(item * 2 * n, 2 * n) };
                 for (first, width) in strips(n, WIDE) {
                     let mut found = [[0.0; WIDE]; 2];
                     sums(layout.strip(block), row, at + first, first, width, &mut found);

@@ -5,6 +5,7 @@ use crate::kernels::conv::geometry::{Conv, matrix};
 use crate::kernels::each_row;
 use crate::kernels::kernel::SendPtr;
 use crate::kernels::matmul::multiply;
+use crate::kernels::rows::divided;
 use crate::kernels::scratch::with_scratch;
 use tandem_executor::host::HostKernels;
 
@@ -46,12 +47,10 @@ impl Conv {
     unsafe fn patches(&self, host: &dyn HostKernels, x: SendPtr<f32>, to: &mut [f32]) {
         let (picture, all) = (self.inputs * self.size[0] * self.size[1], self.pixels() * self.patch());
         assert_eq!(to.len(), self.n * all);
-        let to = SendPtr(to.as_mut_ptr());
-        each_row(host, self.n, all * 4, &|begin, end| {
-            for i in begin..end {
-                // SAFETY: `x` and `to` have the sizes of `n` images and their patches; the patches of an image are one
-                // thread's.
-                let (x, to) = unsafe { (x.read(i * picture, picture), to.slice(i * all, all)) };
+        divided(host, to, self.n, all * 4, &|images, to| {
+            for (i, to) in images.zip(to.chunks_exact_mut(all)) {
+                // SAFETY: `x` has the size of `n` images.
+                let x = unsafe { x.read(i * picture, picture) };
                 self.each(|to_, from| to[to_] = from.map_or(0.0, |from| x[from]));
             }
         });

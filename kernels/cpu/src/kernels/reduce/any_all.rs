@@ -4,11 +4,12 @@ use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
-use crate::kernels::kernel::{Addresses, Kernel};
+use crate::kernels::kernel::Kernel;
 use crate::kernels::reduce::sums;
-use crate::kernels::{count, dimension, each_row, is_contiguous, output, tensor};
-use tandem_executor::host::HostKernels;
+use crate::kernels::rows::{Division, Element, read, written};
+use crate::kernels::{count, dimension, is_contiguous, output, tensor};
 use tandem_executor::ir::Mem;
+use tandem_executor::ops::express::TensorGeometry;
 
 /// Maximum number of elements of a row. One thread looks at all of them.
 const LONGEST: usize = 1 << 16;
@@ -32,28 +33,24 @@ fn reduced(call: &Call<'_>, outputs: &Outputs, any: bool) -> Option<Kernel> {
     if y.mem != Mem::Bool || count(&y.sizes) != rows || x.sizes.contains(&0) || n > LONGEST {
         return None;
     }
-    let mem = x.mem;
-    if !matches!(mem, Mem::Bool | Mem::F32 | Mem::I64) {
-        return None;
+    let by = Division { rows, n, cost: 1 };
+    match x.mem {
+        Mem::Bool => of_rows::<u8>(by, x, y, any),
+        Mem::F32 => of_rows::<f32>(by, x, y, any),
+        Mem::I64 => of_rows::<i64>(by, x, y, any),
+        _ => None,
     }
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, _: &[u64]| {
-        each_row(host, rows, n, &|begin, end| {
-            for i in begin..end {
-                // SAFETY: the input has `rows` rows of `n` elements of this format, which nobody writes, and the output
-                // a byte for each row, which one thread alone writes.
-                unsafe {
-                    let result = match mem {
-                        Mem::F32 => row(data.of::<f32>(0).read(i * n, n), any),
-                        Mem::I64 => row(data.of::<i64>(0).read(i * n, n), any),
-                        _ => row(data.of::<u8>(0).read(i * n, n), any),
-                    };
-                    *data.of::<u8>(1).at(i) = u8::from(result);
-                }
-            }
-        });
-        true
-    };
-    Some(Kernel::new(smallvec![x, y], smallvec![], work))
+}
+
+fn of_rows<T: Element + PartialEq + Default>(
+    by: Division,
+    x: TensorGeometry,
+    y: TensorGeometry,
+    any: bool,
+) -> Option<Kernel> {
+    Kernel::of_each_row(by, (read::<T>(x), written::<u8>(y)), smallvec![], move |_, (x, y)| {
+        y[0] = u8::from(row(x, any));
+    })
 }
 
 /// `all(self)`, `all.dim(self, dim, keepdim)` and `_is_all_true(self)`.

@@ -1,17 +1,16 @@
 //! Variances, standard deviations and vector norms over dimensions whose elements are adjacent.
 
-use smallvec::smallvec;
 use tandem_tracegraph::call::{Arg, Call};
 use tandem_tracegraph::node::Outputs;
 
 use crate::kernels::accumulate::{products, sum, wide_sum};
-use crate::kernels::kernel::{Addresses, Kernel};
+use crate::kernels::kernel::Kernel;
 use crate::kernels::reduce::sums;
-use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, by_length, each_lane, each_range, store_each};
+use crate::kernels::rows::{Division, read, written};
+use crate::kernels::short_rows::{LONG, Lanes, ROWS, Tile, by_length, each_lane, store_each};
 use crate::kernels::softmax::at;
 use crate::kernels::{contiguous, count, output};
 use crate::widest::widest;
-use tandem_executor::host::HostKernels;
 use tandem_executor::ir::{Mem, Ty};
 use tandem_executor::ops::express::{Param, TensorGeometry};
 
@@ -43,25 +42,20 @@ fn reduced(
     is_possible: fn(f64) -> bool,
     row: impl Fn(&[f32], f64, &mut f32) + Send + Sync + 'static,
     short: impl Fn(&[f32], usize, f64, &mut [f32]) + Send + Sync + 'static,
-) -> Kernel {
-    let work = move |host: &dyn HostKernels, data: Addresses<'_>, params: &[u64]| {
+) -> Option<Kernel> {
+    let (by, windows) = (Division { rows, n, cost: 2 }, (read::<f32>(x), written::<f32>(y)));
+    Kernel::of_rows(by, windows, param.into_iter().collect(), move |params, (x, y)| {
         let number = params.first().map_or(1.0, |bits| f64::from_bits(*bits));
         if !is_possible(number) {
             return false;
         }
-        let [x, y] = [0, 1].map(|w| data.of::<f32>(w));
-        each_range(host, [rows, n], 2, n < LONG, &|begin, end| {
-            // SAFETY: the input has `rows` rows of `n` elements, the output one element for each; one thread alone
-            // writes each.
-            let (x, y) = unsafe { (x.read(begin * n, (end - begin) * n), y.slice(begin, end - begin)) };
-            if n < LONG {
-                return short(x, n, number, y);
-            }
+        if n < LONG {
+            short(x, n, number, y);
+        } else {
             x.chunks_exact(n).zip(y).for_each(|(x, y)| row(x, number, y));
-        });
+        }
         true
-    };
-    Kernel::new(smallvec![x, y], param.into_iter().collect(), work)
+    })
 }
 
 /// `var(self, dim, correction, keepdim)`.
@@ -94,7 +88,7 @@ fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<
             y.iter_mut().zip(squares).for_each(|(y, squares)| *y = of_squares(squares, n, correction));
         }
     };
-    Some(reduced(parts(call, outputs, 1)?, correction, |_| true, row, short))
+    reduced(parts(call, outputs, 1)?, correction, |_| true, row, short)
 }
 
 widest! {
@@ -138,7 +132,7 @@ pub fn vector_norm(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let order = Some(Param::Number(1, 0, Ty::F64));
     let row = |x: &[f32], _: f64, y: &mut f32| root_of_squares(x, y);
     let short = |x: &[f32], n: usize, _: f64, y: &mut [f32]| short_roots_of_squares(x, n, y);
-    Some(reduced(parts(call, outputs, 2)?, order, |order| order == 2.0, row, short))
+    reduced(parts(call, outputs, 2)?, order, |order| order == 2.0, row, short)
 }
 
 widest! {

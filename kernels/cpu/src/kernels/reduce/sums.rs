@@ -8,6 +8,7 @@ use tandem_tracegraph::node::{OutSpec, Outputs};
 
 use crate::kernels::accumulate::{self, float_sum};
 use crate::kernels::kernel::{Addresses, Kernel, SendPtr};
+use crate::kernels::rows::divided;
 use crate::kernels::short_rows::{LONG, ROWS, Tile, by_length, each_lane, each_range, store_each};
 use crate::kernels::softmax::at;
 use crate::kernels::{contiguous, count, each_row, is_contiguous, output};
@@ -192,11 +193,9 @@ pub fn blocks(host: &dyn HostKernels, n: usize, block: &(dyn Fn(usize, usize) ->
         return block(0, n);
     }
     let mut sums: SmallVec<[f64; 64]> = SmallVec::from_elem(0.0, n.div_ceil(BLOCK));
-    let to = SendPtr(sums.as_mut_ptr());
-    each_row(host, sums.len(), BLOCK, &|from, end| {
-        // SAFETY: `from..end` is within the `sums.len()` elements, and ranges of different threads are disjoint.
-        let sums = unsafe { to.slice(from, end - from) };
-        for (i, sum) in (from..end).zip(sums) {
+    let count = sums.len();
+    divided(host, &mut sums, count, BLOCK, &|range, sums| {
+        for (i, sum) in range.zip(sums) {
             *sum = block(i * BLOCK, BLOCK.min(n - i * BLOCK));
         }
     });
@@ -313,14 +312,13 @@ unsafe fn narrow_columns(
     let rows = (NARROW_BLOCK / inner).min(summed);
     let blocks = summed.div_ceil(rows);
     let mut sums: Vec<[f64; NARROW]> = vec![[0.0; NARROW]; outer * blocks];
-    let parts = SendPtr(sums.as_mut_ptr());
-    each_row(host, outer * blocks, rows * inner, &|begin, end| {
-        for part in begin..end {
+    divided(host, &mut sums, outer * blocks, rows * inner, &|range, parts| {
+        for (part, sums) in range.zip(parts) {
             let (o, first) = (part / blocks, part % blocks * rows);
             let n = rows.min(summed - first) * inner;
-            // SAFETY: rows `first..first + rows` of matrix `o` are among the input's elements, which are not written, and
-            // each part of the sums is one thread's.
-            unsafe { narrow_sums(from.read((o * summed + first) * inner, n), inner, &mut *parts.at(part)) };
+            // SAFETY: rows `first..first + rows` of matrix `o` are among the input's elements, which are not written.
+            let x = unsafe { from.read((o * summed + first) * inner, n) };
+            narrow_sums(x, inner, sums);
         }
     });
     for (o, parts) in sums.chunks_exact(blocks).enumerate() {
