@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <string_view>
@@ -80,9 +81,19 @@ bool reads_no_elements(const char* name) {
   return names.count(name) != 0;
 }
 
+// Whether a tensor can be a counter: the only number of its storage, a float.
+bool may_count(const at::Tensor& t) {
+  return is_host(t) && t.dim() == 0 && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble) &&
+         t.storage().nbytes() == t.itemsize() && !t.requires_grad();
+}
+
+bool is_one(const at::Scalar& number) { return !number.isComplex() && !number.isBoolean() && number.toDouble() == 1; }
+
 }  // namespace
 
-HostEffects::HostEffects() {
+HostEffects::HostEffects(at::TensorList counters) {
+  for (const auto& t : counters)
+    if (may_count(t)) counters_.insert(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
   auto callback = at::RecordFunctionCallback(&observe, &observed);
   callback.needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION});
   handle_ = at::addThreadLocalCallback(callback);
@@ -98,31 +109,71 @@ std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunctio
   auto seen = std::make_unique<Inputs>();
   const auto name = call.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (!op) return seen;
+  if (!op || name->getNamespace() == "torch_tandem") return seen;
   const auto& arguments = op->schema().arguments();
   const auto inputs = call.inputs();
+  const auto incremented = incremented_by(*op, inputs);
+  if (incremented) seen->counts = count(*incremented);
+  if (seen->counts) return seen;
   const bool is_kernel = has_host_kernel(*op);
   seen->is_composite = is_composite(*op);
   seen->reads = reads_;
   for (size_t i = 0; i < std::min(inputs.size(), arguments.size()); i++) {
     const auto* alias = arguments[i].alias_info();
     each_tensor(inputs[i], [&](const at::Tensor& t) {
-      if (!is_host(t)) return;
+      // A wrapped number is a number of the program, which is compared or followed.
+      if (!is_host(t) || t.unsafeGetTensorImpl()->is_wrapped_number()) return;
       const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       seen->storages.push_back(storage);
       if (has_made(storage)) return;
       if (!seen->is_composite) last_reads_[storage] = ++reads_;
-      if (alias && alias->isWrite())
+      if (alias && alias->isWrite()) {
+        writes_others_ |= !incremented;
         refuse(
             call,
             " writes a host tensor. Keep the tensor on the device (for an optimizer: fused=True or capturable=True)");
+      }
       seen->may_read |= is_kernel;
     });
   }
   return seen;
 }
 
+std::optional<c10::List<at::Tensor>> HostEffects::incremented_by(const c10::OperatorHandle& op,
+                                                                 c10::ArrayRef<const c10::IValue> inputs) const {
+  const auto& [name, overload] = op.operator_name();
+  const bool is_of_one = name == "aten::add_" && overload == "Tensor";
+  const bool is_of_several = name == "aten::_foreach_add_" && (overload == "Tensor" || overload == "Scalar");
+  if (!is_of_one && !is_of_several) return std::nullopt;
+  // The values of other tensors may have changed when the call is replayed.
+  const auto is_constant = [&](const at::Tensor& t) {
+    const auto* impl = t.unsafeGetTensorImpl();
+    const bool is_made = impl->is_wrapped_number() || has_made(impl->unsafe_storage().unsafeGetStorageImpl());
+    return is_host(t) && t.dim() == 0 && is_made;
+  };
+  const at::DisableRecordFunctionGuard unobserved;
+  for (const auto& value : inputs.slice(1))
+    if (value.isTensor() ? !is_constant(value.toTensor()) || !is_one(value.toTensor().item())
+                         : !value.isScalar() || !is_one(value.toScalar()))
+      return std::nullopt;
+  auto tensors = is_of_one ? c10::List<at::Tensor>({inputs[0].toTensor()}) : inputs[0].toTensorList();
+  for (const at::Tensor& t : tensors)
+    if (!may_count(t)) return std::nullopt;
+  return tensors;
+}
+
+bool HostEffects::count(const c10::List<at::Tensor>& tensors) {
+  bool are_counters = true;
+  for (const at::Tensor& t : tensors) {
+    const auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    are_counters &= is_counter(storage);
+    if (!has_made(storage)) incremented_.push_back(t.unsafeGetTensorImpl());
+  }
+  return are_counters;
+}
+
 void HostEffects::after(const at::RecordFunction& call, const Inputs& inputs) {
+  if (inputs.counts) return;
   const auto is_input = [&](const c10::StorageImpl* storage) {
     return std::find(inputs.storages.begin(), inputs.storages.end(), storage) != inputs.storages.end();
   };
@@ -157,6 +208,20 @@ bool HostEffects::may_read_itself(const at::RecordFunction& call, const Inputs& 
     const auto read = last_reads_.find(storage);
     const bool is_read = read != last_reads_.end() && read->second > inputs.reads;
     return !has_made(storage) && !returned.count(storage) && !is_read;
+  });
+}
+
+TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
+  // Returns the numbers of counters. A recorded call that reads them in this way is not refused.
+  m.def("counted(Tensor[] counters) -> float[]");
+}
+
+TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) {
+  m.impl("counted", [](at::TensorList counters) {
+    const at::DisableRecordFunctionGuard unobserved;
+    std::vector<double> numbers;
+    for (const auto& t : counters) numbers.push_back(t.item().toDouble());
+    return numbers;
   });
 }
 

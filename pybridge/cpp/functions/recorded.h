@@ -286,6 +286,9 @@ struct Recorded {
   bool reads_gradients = true;
   // Whether the call depends on elements of host tensors that it has made itself, other than Python numbers.
   bool uses_made_values = true;
+  // The addresses of host tensors that the call increments by one. They only say which tensors it were when the call
+  // ended.
+  std::vector<int64_t> incremented;
   // The reason why the call cannot be replayed; empty if it can.
   std::string refusal;
 };

@@ -17,8 +17,8 @@
 
 namespace tandem {
 
-Recorder::Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved)
-    : arguments_(arguments.vec()), saved_(std::move(saved)) {
+Recorder::Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved, at::TensorList counters)
+    : arguments_(arguments.vec()), saved_(std::move(saved)), host_(counters) {
   call_.reads_gradients = false;
   for (const auto& t : arguments) {
     call_.arguments.emplace_back(t, arguments);
@@ -31,8 +31,9 @@ Recorder::Recorder(at::TensorList arguments, at::TensorList reached, std::vector
   reached_ = call_.watched.size();
 }
 
-Recorder::Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before, bool reads_gradients)
-    : Recorder(arguments, reached, std::vector<void*>()) {
+Recorder::Recorder(at::TensorList arguments, at::TensorList reached, at::TensorList counters, const Recorded* before,
+                   bool reads_gradients)
+    : Recorder(arguments, reached, std::vector<void*>(), counters) {
   call_.reads_gradients = reads_gradients;
   for (size_t i = 0; i < arguments.size(); i++)
     if (auto& a = call_.arguments[i]; a.defined) a.same = Argument::first_same(arguments[i], arguments, a.first);
@@ -260,6 +261,7 @@ void Recorder::find_fed(int64_t id, size_t hosts) {
       fed.kind = Fed::kArgument, fed.index = argument;
       fed.offset -= arguments_[argument].storage_offset();
     } else if (!host_.has_made(storage.get())) {
+      if (host_.is_counter(storage.get())) refuse("an operator on the device reads a host tensor that it counts with");
       fed.kind = Fed::kCaptured;
       const auto is_owner = [&](const Watched& w) { return w.context == storage.get(); };
       if (std::none_of(call_.watched.begin(), call_.watched.end(), is_owner))
@@ -317,6 +319,7 @@ int64_t Recorder::finish(std::vector<at::Tensor>& results, bool attaches) {
   find_owners();
   find_changes();
   if (!host_.refusal.empty()) refuse(host_.refusal);
+  for (const auto* t : host_.incremented()) call_.incremented.push_back(reinterpret_cast<int64_t>(t));
   call_.reads_gradients |= !call_.gradients.empty() || !call_.written_gradients.empty();
   auto graph = find_graph(results, has_backward);
   if (!graph && call_.refusal.empty()) refuse_kept(in_rust);
@@ -435,7 +438,7 @@ void note_consumed(const torch::autograd::Edge& root) {
 }
 
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
-  m.def("record(Tensor?[] arguments, Tensor[] reached, int before, bool reads_gradients) -> bool");
+  m.def("record(Tensor?[] arguments, Tensor[] reached, Tensor[] counters, int before, bool reads_gradients) -> bool");
   // Returns the number of the recording, and the tensors to use in place of the results.
   m.def("end_recording(Tensor?[] results, bool attaches) -> (int, Tensor?[])");
   m.def("may_record() -> bool", [] { return !is_recording && tt_is_program(); });
@@ -448,6 +451,11 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
     const auto call = find_recorded(id);
     return !call || call->uses_made_values;
   });
+  // Returns `_cdata` of the host tensors that the call only increments by one, if it writes no others.
+  m.def("incremented(int recording) -> int[]", [](int64_t id) {
+    const auto call = find_recorded(id);
+    return call ? call->incremented : std::vector<int64_t>();
+  });
   m.def("has_backward(int recording) -> bool", [](int64_t id) {
     const auto call = find_recorded(id);
     return call && !call->targets.empty();
@@ -455,8 +463,9 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
 }
 
 TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) {
-  m.impl("record", [](const Tensors& arguments, at::TensorList reached, int64_t before, bool reads_gradients) {
-    return begin(undefined_for_none(arguments), reached, find_recorded(before).get(), reads_gradients);
+  m.impl("record", [](const Tensors& arguments, at::TensorList reached, at::TensorList counters, int64_t before,
+                      bool reads_gradients) {
+    return begin(undefined_for_none(arguments), reached, counters, find_recorded(before).get(), reads_gradients);
   });
   m.impl("end_recording", [](const Tensors& list, bool attaches) {
     auto results = undefined_for_none(list);

@@ -54,12 +54,13 @@ void each_node(const torch::autograd::Edge& root, Visit&& visit) {
 // The recording of the running call.
 class Recorder {
  public:
-  // `reached` are the tensors that the function's code can reach by names. `reads_gradients` says whether the code may
-  // depend on which tensors have gradients.
-  Recorder(at::TensorList arguments, at::TensorList reached, const Recorded* before, bool reads_gradients);
+  // `reached` are the tensors that the function's code can reach by names, and `counters` the host tensors that calls
+  // increment. `reads_gradients` says whether the code may depend on which tensors have gradients.
+  Recorder(at::TensorList arguments, at::TensorList reached, at::TensorList counters, const Recorded* before,
+           bool reads_gradients);
   // Records a backward pass. `saved` are the contexts of the storages that the pass's call has made, null for storages
   // that are gone.
-  Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved);
+  Recorder(at::TensorList arguments, at::TensorList reached, std::vector<void*> saved, at::TensorList counters = {});
 
   void note(const Encoder& encoder);
   // Notes a view at an offset in the storage.

@@ -505,6 +505,15 @@ std::optional<Tensors> replay(int64_t id, const Tensors& arguments) {
   return replay ? run(std::move(*replay)) : std::nullopt;
 }
 
+// Replays a recorded call as `replay` does, and then increments each counter as often as the recorded call.
+std::optional<Tensors> replay_counting(int64_t id, const Tensors& arguments, at::TensorList counters,
+                                       at::IntArrayRef increments) {
+  auto results = replay(id, arguments);
+  // The replay has counted the writes of the tensors that names reach, which the counters are.
+  for (size_t i = 0; results && i < counters.size(); i++) counters[i].variable_data().add_(increments[i]);
+  return results;
+}
+
 // Resumes the suspended replay with another recorded call, which has read the other value. Returns nothing, and leaves
 // the replay suspended, if that call cannot take over.
 std::optional<Tensors> resume(int64_t id, const Tensors& arguments) {
@@ -587,6 +596,7 @@ std::optional<std::vector<at::Tensor>> replay_backward(int64_t pass, std::vector
 
 TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
   m.def("replay(int recording, Tensor?[] arguments) -> Tensor?[]?");
+  m.def("replay_counting(int recording, Tensor?[] arguments, Tensor[] counters, int[] increments) -> Tensor?[]?");
   m.def("resume(int recording, Tensor?[] arguments) -> Tensor?[]?");
   m.def("suspended() -> int[]", suspended_at);
   m.def("abandon() -> ()", [] {
@@ -600,6 +610,7 @@ TORCH_LIBRARY_FRAGMENT(torch_tandem, m) {
 
 TORCH_LIBRARY_IMPL(torch_tandem, CompositeImplicitAutograd, m) {
   m.impl("replay", replay);
+  m.impl("replay_counting", replay_counting);
   m.impl("resume", resume);
   m.impl("not_replayed", not_replayed);
 }

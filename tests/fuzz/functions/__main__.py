@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument(
         "--explain", action="store_true", help="name the kinds of defects and when each was found first"
     )
+    parser.add_argument("--only", default="", metavar="TEXT", help="skip programs without this text")
     parser.add_argument("--quiet", action="store_true", help="do not print programs")
     parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
     parser.add_argument("--script", metavar="FILE", help="run a program that was printed")
@@ -95,7 +96,8 @@ def main() -> int:
         for seed in seeds:
             if time.monotonic() - began > options.seconds:
                 return
-            yield seed, make(seed).source()
+            if options.only in (source := make(seed).source()):
+                yield seed, source
 
     process = Process(settings)
     results = workers.check_all(programs(), options.jobs, settings)

@@ -289,7 +289,7 @@ class Program:
             body.append("y = y.detach()")
         elif function.grad == "detach":
             body.append("y = y.detach()")
-        lines = [*setup, f"# f{i}: " + "; ".join(dict.fromkeys(names))]
+        lines = [*setup, f"# f{i}: " + "; ".join(map(_in_one_line, dict.fromkeys(names)))]
         lines.append(f"def f{i}({', '.join(['x', *parameters])}):")
         lines += ["    " + line for line in [*head, *body, f"return {result}"]]
         if function.form != "plain":
@@ -472,6 +472,10 @@ class Program:
             or (change.scene < 0 and change.template[:2] in functions)
         ]
         return self
+
+
+def _in_one_line(name: str) -> str:
+    return name.replace("\n", "\\n")
 
 
 def _indent(text: str) -> str:
@@ -730,4 +734,4 @@ def names() -> list[str]:
     found += [f"grad {name}" for name in ("no_grad", "detach", "inside", "as is")]
     found += [f"backward {name}" for name in BACKWARDS]
     found += [f"body {body}" for scene in SCENES for body in scene.body] + ["call of another function"]
-    return found
+    return [*map(_in_one_line, found)]

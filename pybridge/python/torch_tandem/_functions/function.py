@@ -48,6 +48,7 @@ _OF_FUNCTIONS = frozenset(
 
 _ops = torch.ops.torch_tandem
 _replay, _resume = _ops.replay.default._op, _ops.resume.default._op
+_replay_counting = _ops.replay_counting.default._op
 _is_compiling = torch.compiler.is_compiling
 
 all_functions: "weakref.WeakSet[Function]" = weakref.WeakSet()
@@ -199,8 +200,10 @@ class Function:
             return None
         try:
             _core.set_numbers(graph.recorded.id, fed)
+            counters = graph.recorded.followed.counters
+            counted = (counters.tensors(), counters.increments())
             with torch._C.DisableTorchFunction():
-                return _replay(graph.recorded.id, tensors)
+                return _replay_counting(graph.recorded.id, tensors, *counted)
         finally:
             self._lock.release()
 

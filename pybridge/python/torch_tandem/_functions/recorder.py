@@ -122,7 +122,8 @@ class Recorder:
         may_read_gradients = self.is_proven or self.world.may_read("grad")
         opened = _Open()
         try:
-            begun = arguments.tensors, state.tensors(), recordings.last, may_read_gradients
+            counters = followed.counters.tensors() if followed else []
+            begun = arguments.tensors, state.tensors(), counters, recordings.last, may_read_gradients
             if not without_torch_function(_ops.record, *begun):
                 opened.is_open = False
                 return None
@@ -239,6 +240,11 @@ class Recorder:
         self, recorded: Recorded, arguments: Arguments, unknown: Refusal | None, has_drawn: bool
     ) -> Refusal | None:
         """The reason against a replay of a recorded call, if any."""
+        counters = [] if self.is_proven else _ops.incremented(recorded.id)
+        if counters and not (recorded.followed and recorded.followed.counters.include(counters)):
+            # The state of the next calls leads to the counters, if the code that has run does.
+            self.varying.add_counters(recorded.state, counters)
+            return Refusal(_ops.refusal(recorded.id), may_pass=not self.varying.refusal)
         if found := refusals.of_recording(recorded, unknown):
             return found
         if has_drawn:

@@ -89,6 +89,8 @@ class State:
     generators: list[int] = field(default_factory=list)
     # The numbers of the values that are floats, by their paths.
     _paths: dict[Path, int] | None = None
+    # The values that are tensors, by their paths.
+    _tensor_paths: dict[Path, Value] | None = None
 
     def holds(self, objects: list) -> bool:
         """Whether the state is unchanged for a call with these objects as arguments."""
@@ -139,7 +141,7 @@ class State:
         self.values.clear()
         self.classes.clear()
         self.generators.clear()
-        self._holds = None
+        self._holds = self._tensor_paths = None
 
     def label(self, number: int) -> str:
         """The access to a value, as a user would write it."""
@@ -162,6 +164,19 @@ class State:
         if self._paths is None:
             self._paths = {self.path(i): i for i, v in enumerate(self.values) if type(v.expected) is float}
         return self._paths.get(path, -1)
+
+    def paths_of(self, addresses: set[int]) -> list[Path]:
+        """The paths to the tensors with these `_cdata`."""
+        tensors = ((i, v.expected()) for i, v in enumerate(self.values) if v.kind == "w")
+        return [self.path(i) for i, t in tensors if type(t) is torch.Tensor and t._cdata in addresses]
+
+    def tensor_at(self, path: Path) -> torch.Tensor | None:
+        """The tensor with this path, if there is one."""
+        if self._tensor_paths is None:
+            kinds = ((i, v) for i, v in enumerate(self.values) if v.kind == "w")
+            self._tensor_paths = {self.path(i): v for i, v in kinds if type(v.expected()) is torch.Tensor}
+        value = self._tensor_paths.get(path)
+        return value.expected() if value else None
 
     def types(self) -> Iterator[type]:
         """The classes in the state, and the classes of objects that are compared by identity."""

@@ -10,6 +10,7 @@ from torch.utils import _pytree
 from torch_tandem import _core
 from torch_tandem._functions import bytecode, kinds
 from torch_tandem._functions.arguments import VARIES
+from torch_tandem._functions.host_counters import HostCounters
 from torch_tandem._functions.numbers import Number, Tape, following_math, is_alike, is_same
 from torch_tandem._functions.observe import World, is_torchs
 from torch_tandem._functions.place import Place, place_of
@@ -28,17 +29,19 @@ class Varying:
         # Positions and names of the arguments that vary.
         self.arguments: frozenset[int | str] = frozenset()
         self.paths: dict[Path, str] = {}
+        # The paths to host tensors that calls increment.
+        self.counters: dict[Path, None] = {}
         # The reason for which numbers cannot be followed; empty if they can. Calls with other values are then
         # other kinds.
         self.refusal = ""
 
     def __bool__(self) -> bool:
-        return bool(self.arguments or self.paths)
+        return bool(self.arguments or self.paths or self.counters)
 
     def give_up(self, refusal: str) -> None:
         """Follow no numbers from now on: calls with other values are other kinds of calls."""
         self.refusal = refusal.removeprefix(f"{DIFFERS}, and ")
-        self.arguments, self.paths = frozenset(), {}
+        self.arguments, self.paths, self.counters = frozenset(), {}, {}
 
     def add_arguments(self, one: tuple, two: tuple) -> bool:
         """Compare the arguments of two calls. Returns whether another argument was found to vary."""
@@ -66,6 +69,11 @@ class Varying:
             return False
         self.paths |= {path: changed[path] for path in new}
         return True
+
+    def add_counters(self, state: State, addresses: list[int]) -> None:
+        """Note the host tensors that a call has incremented, given their `_cdata`."""
+        if not self.refusal:
+            self.counters |= dict.fromkeys(state.paths_of(set(addresses)))
 
     def split(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, list[float]]:
         """Replace the arguments that vary by a placeholder.
@@ -112,10 +120,12 @@ class Followed:
         # The numbers of the state's values that vary.
         self._at = [state.number_of(path) for path in varying.paths]
         self._count = len(numbers)
+        counters = map(state.tensor_at, varying.counters)
+        self.counters = HostCounters([tensor for tensor in counters if tensor is not None])
         values = self._given(numbers, objects)
         # Whether all numbers that vary are floats at places where they can be replaced.
-        self.is_complete = values is not None
-        self.tape = Tape(values or [])
+        self.is_complete = values is not None and self.counters.is_complete
+        self.tape = Tape([*(values or []), *self.counters.given])
         # The fed numbers of the recorded operators, and for each the indices of the tape's numbers that are
         # equal to it.
         self._fed: list[float | None] = []
@@ -127,9 +137,9 @@ class Followed:
         return None if None in places else places  # type: ignore[return-value]
 
     def _given(self, numbers: list[float], objects: list) -> list[float] | None:
-        """The given numbers of a call: the arguments `numbers`, and the numbers in the state.
+        """The numbers that a call is given: the arguments `numbers`, and the numbers in the state.
 
-        None if one is missing.
+        None if one is missing. Those of the counters come after them.
         """
         places = self._places(objects)
         if places is None:
@@ -143,13 +153,15 @@ class Followed:
         numbers = self.tape.numbers()
         # Places that were written, with the value before and the new one.
         replaced: list[tuple[Place, Any, Any]] = []
+        places = self._places(objects) or []
+        counted = self._count + len(places)
         try:
-            for place, number in zip(self._places(objects) or [], numbers[self._count :], strict=True):
+            for place, number in zip(places, numbers[self._count : counted], strict=True):
                 root = place.root()
                 before = root.read()
                 place.write(number)
                 replaced.append((root, before, root.read()))
-            with following_math():
+            with following_math(), self.counters.followed(numbers[counted:]):
                 yield self._varying.with_numbers(args, kwargs, iter(numbers[: self._count]))
         finally:
             for root, before, by in reversed(replaced):
@@ -171,6 +183,8 @@ class Followed:
 
         Returns the links that hold in both calls if their operators are equal, too, or the difference.
         """
+        if not self.counters.counts_as(later.counters):
+            return "it increments other host tensors, or not as often"
         if not self.tape.computes_as(later.tape) or self.paths != later.paths:
             return "Python computes something else with numbers that vary, or compares them otherwise"
         if not all(map(is_alike, self.tape.values, later.tape.values)):
@@ -218,9 +232,10 @@ class Followed:
 
     def values(self, numbers: list[float], objects: list) -> list[tuple[int, float]] | None:
         """The places and values that a replay feeds; None if the numbers may lead to other operators."""
-        given = self._given(numbers, objects)
-        if given is None or len(given) != self.tape.given:
+        given, counted = self._given(numbers, objects), self.counters.now()
+        if given is None or counted is None or len(given) + len(counted) != self.tape.given:
             return None
+        given += counted
         known = self.tape.values
         if not all(i in self.links.differed or is_same(x, known[i]) for i, x in enumerate(given)):
             return None
