@@ -1,11 +1,13 @@
 //! The TraceGraph and the symbolic graph as plain data, which `_report/types.py` describes to Python.
 
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 use tandem_runtime::engine::Engine;
 use tandem_tracegraph::ids::{BlockId, NodeId};
 use tandem_tracegraph::loops::LoopForest;
 use tandem_tracegraph::text::list_op;
 
+use crate::kernel_times::{kernel_times, node_times};
 use crate::python::Lines;
 
 /// The TraceGraph (nodes, edges, loops) and the symbolic graph (blocks, entry).
@@ -37,6 +39,8 @@ struct GraphNode {
     fetched: bool,
     ends: bool,
     dynamic: bool,
+    /// Time of the node's kernels, in microseconds. Nodes that one kernel computes share its time.
+    exec_us: u64,
 }
 
 /// Source of an input.
@@ -76,7 +80,8 @@ impl Graphs {
         let graph = engine.graph();
         let symbolic = engine.symbolic();
         let mut lines = Lines::default();
-        let nodes = graph.ids().skip(1).map(|id| graph_node(engine, id, &mut lines)).collect();
+        let times = node_times(&kernel_times(engine));
+        let nodes = graph.ids().skip(1).map(|id| graph_node(engine, id, &times, &mut lines)).collect();
         let children: Vec<_> = graph.ids().map(|n| graph.children(n).iter().map(|c| c.0).collect()).collect();
         let forest = LoopForest::of(&children);
         let unrolled = |header: u32| symbolic.blocks.iter().any(|b| b.unrolled == Some(NodeId(header)));
@@ -104,7 +109,7 @@ impl Graphs {
     }
 }
 
-fn graph_node(engine: &Engine, id: NodeId, lines: &mut Lines) -> GraphNode {
+fn graph_node(engine: &Engine, id: NodeId, times: &FxHashMap<NodeId, u64>, lines: &mut Lines) -> GraphNode {
     let graph = engine.graph();
     let node = graph.node(id);
     let listed = list_op(graph, id, &|op| engine.op(op).name.to_string());
@@ -127,5 +132,6 @@ fn graph_node(engine: &Engine, id: NodeId, lines: &mut Lines) -> GraphNode {
         fetched: node.fetched,
         ends: node.ends,
         dynamic: node.dynamic,
+        exec_us: times.get(&id).copied().unwrap_or(0) / 1000,
     }
 }

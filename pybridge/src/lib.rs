@@ -16,6 +16,7 @@ mod graphs;
 mod host;
 mod host_gradients;
 mod host_memory;
+mod kernel_times;
 mod memory;
 mod profile;
 mod python;

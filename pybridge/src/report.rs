@@ -18,6 +18,7 @@ use tandem_tracegraph::node::{ArgSpec, InputSpec, Node};
 use crate::engine::with_executor;
 use crate::ffi::ttc_host_calls;
 use crate::host::POOL;
+use crate::kernel_times::{KernelTimes, kernel_times, node_times};
 use crate::python::Lines;
 
 /// The report.
@@ -151,6 +152,8 @@ struct Operator {
 struct Kernel {
     /// Operators that the kernel computes, in order.
     ops: Vec<String>,
+    /// Nodes of the TraceGraph that the operators belong to, in the same order.
+    nodes: Vec<u32>,
     /// Source lines that issued the operators.
     lines: Vec<String>,
     count: u64,
@@ -202,14 +205,11 @@ impl Report {
         let engine = &*engine;
         let busy = engine.busy_ns();
         let since = engine.started().elapsed().as_nanos() as u64;
-        let (kernels, devices, executor) = with_executor(engine, |executor| {
-            let Some(executor) = executor.opened() else {
-                return (Vec::new(), Vec::new(), "none".to_owned());
-            };
-            let kernels = executor.profile().kernels().iter().map(|(ops, time)| (ops.clone(), *time));
-            let kernels: Vec<(Ops, KernelTime)> = kernels.collect();
+        let kernels = kernel_times(engine);
+        let (devices, executor) = with_executor(engine, |executor| {
+            let Some(executor) = executor.opened() else { return (Vec::new(), "none".to_owned()) };
             let device = executor.device();
-            (kernels, device.devices(), device.name().to_owned())
+            (device.devices(), device.name().to_owned())
         });
         let device = devices.iter().cloned().reduce(sum_of_devices);
         let [_, pool_peak, _] = POOL.bytes();
@@ -395,12 +395,9 @@ fn feeds(engine: &Engine, report: &counters::Report, lines: &mut Lines) -> Vec<F
     feeds
 }
 
-/// Returns the counters by operator. The time of a kernel that computes several ops is divided equally among them.
-fn operators(engine: &Engine, report: &counters::Report, kernels: &[(Ops, KernelTime)]) -> Vec<Operator> {
-    let mut times: FxHashMap<NodeId, u64> = FxHashMap::default();
-    for (ops, time) in kernels {
-        ops.iter().for_each(|op| *times.entry(*op).or_default() += time.ns / ops.len() as u64);
-    }
+/// Returns the counters by operator.
+fn operators(engine: &Engine, report: &counters::Report, kernels: &KernelTimes) -> Vec<Operator> {
+    let times = node_times(kernels);
     let mut by_op: FxHashMap<OpId, (u64, u64, u64)> = FxHashMap::default();
     for (id, node, (traced, run)) in counted(engine, report) {
         let entry = by_op.entry(node.key.op).or_default();
@@ -423,22 +420,23 @@ fn operators(engine: &Engine, report: &counters::Report, kernels: &[(Ops, Kernel
 const MAX_KERNELS: usize = 200;
 
 /// Returns the kernels with the longest total time.
-fn most_time(engine: &Engine, kernels: &[(Ops, KernelTime)], lines: &mut Lines) -> Vec<Kernel> {
-    let mut most: Vec<&(Ops, KernelTime)> = kernels.iter().collect();
+fn most_time(engine: &Engine, kernels: &KernelTimes, lines: &mut Lines) -> Vec<Kernel> {
+    let mut most: Vec<_> = kernels.iter().collect();
     most.sort_by(|a, b| b.1.ns.cmp(&a.1.ns).then_with(|| a.0.cmp(&b.0)));
     most.truncate(MAX_KERNELS);
-    let line = |(ops, time): &(Ops, KernelTime)| {
-        let nodes =
-            || ops.iter().filter(|id| id.index() < engine.graph().len()).map(|id| engine.graph().node(*id));
+    let graph = engine.graph();
+    let kernel = |(ops, time): &(Ops, KernelTime)| {
+        let ids: Vec<NodeId> = ops.iter().copied().filter(|id| id.index() < graph.len()).collect();
         let mut from: Vec<String> = Vec::new();
-        for node in nodes() {
+        for node in ids.iter().map(|id| graph.node(*id)) {
             let line = lines.user_line(node.key.location, engine.locations());
             if !from.contains(&line) {
                 from.push(line);
             }
         }
         Kernel {
-            ops: nodes().map(|node| op_name(engine, node.key.op)).collect(),
+            ops: ids.iter().map(|id| op_name(engine, graph.node(*id).key.op)).collect(),
+            nodes: ids.iter().map(|id| id.0).collect(),
             lines: from,
             count: time.count,
             exec_us: us(time.ns),
@@ -446,5 +444,5 @@ fn most_time(engine: &Engine, kernels: &[(Ops, KernelTime)], lines: &mut Lines) 
             flops: time.flops,
         }
     };
-    most.into_iter().map(line).collect()
+    most.into_iter().map(kernel).collect()
 }

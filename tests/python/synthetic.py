@@ -37,6 +37,7 @@ class Tracer:
             "fetched": False,
             "ends": False,
             "dynamic": False,
+            "exec_us": 40 * (number % 50),
         }
         self.nodes.append({**node, **more})
         return number
@@ -328,6 +329,7 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
         "kernels": [
             {
                 "ops": ["aten::mul.Tensor", "aten::add.Tensor", "aten::gelu", "aten::sum"][: 1 + n % 4],
+                "nodes": [n + k for k in range(1 + n % 4)],
                 "lines": [f"{MODEL}:{n + k} in forward{bad}" for k in range(1 + n % 2)],
                 "count": 10 * n,
                 "exec_us": 1000 * n,

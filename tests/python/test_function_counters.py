@@ -1,6 +1,7 @@
 """Host tensors that calls of a function increment, as the step counts of most optimizers are."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -150,6 +151,44 @@ def test_the_program_changes_the_counts(change, name):
     check(OPTIMIZERS[name], change, replayed=8 if change in HINDERING else 20, steps=60)
 
 
+@pytest.mark.parametrize("name", ["Adam", "Adam, one by one"])
+def test_a_step_that_drops_the_counts(name):
+    def run(wrap):
+        model, optimizer = model_and(OPTIMIZERS[name], "tandem")
+        drops = torch.zeros((), dtype=torch.bool)
+
+        def step(x):
+            model(x).sum().backward()
+            optimizer.step()
+            if drops:
+                optimizer.state.clear()
+
+        step, x = wrap(step), torch.ones(2, 5, device="tandem")
+        for i in range(30):
+            drops.fill_(i in (5, 12))
+            step(x)
+        return [p.detach().cpu() for p in model.parameters()]
+
+    for one, two in zip(run(torch_tandem.function), run(lambda f: f), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_counts_that_are_inference_tensors():
+    def run(wrap):
+        with torch.inference_mode():
+            count = torch.tensor(0.0)
+
+            def f(x):
+                count.add_(1)
+                return x * count.item()
+
+            f, x = wrap(f), torch.ones(3, device="tandem")
+            return [f(x).cpu() for _ in range(20)]
+
+    for one, two in zip(run(torch_tandem.function), run(lambda f: f), strict=True):
+        assert torch.equal(one, two)
+
+
 # What a step does with a count, besides computing with it.
 HOST = torch.tensor(1.0)
 
@@ -275,11 +314,30 @@ def reset(count, x):
     return x * count.item()
 
 
+def made_nan(count, x):
+    count += 1
+    return x * count.fill_(float("nan") if count.dtype.is_floating_point else 3).item()
+
+
+def minus_zero(count, x):
+    y = x / count.item() if count.item() else x / math.copysign(0.5, count.item())
+    count += 1
+    if count.dtype.is_floating_point and count.item() > 3:
+        count.zero_().neg_()
+    return y
+
+
+def in_inference_mode(count, x):
+    with torch.inference_mode():
+        count += 1
+        return x * count.item()
+
+
 USES = [
     plain, twice, before, by_two, by_alpha, by_a_tensor_of_the_state, by_a_made_tensor, multiplied,
     as_a_float, as_an_integer, compared, compared_as_a_tensor, every_third, on_the_device,
     on_the_device_first, on_the_host, as_an_index, as_text, in_numpy, in_a_list, returned,
-    returned_as_a_tensor, reset,
+    returned_as_a_tensor, reset, made_nan, minus_zero, in_inference_mode,
 ]  # fmt: skip
 REPLAYED = {plain, twice, before, by_a_made_tensor, compared}
 
@@ -311,6 +369,9 @@ def test_uses_of_a_count(use, dtype):
     (expected, _), (seen, f) = run(lambda f: f), run(torch_tandem.function)
     for one, two in zip(seen, expected, strict=True):
         assert type(one) is type(two)
-        assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert one == two
     if use in REPLAYED and dtype != torch.int64:
         assert f.cache_info().hits > 8, f.explain()

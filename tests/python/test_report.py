@@ -665,6 +665,23 @@ def test_search_by_line_and_function(browser):
         assert sorted(hits(browser)) == sorted(n["id"] for n in matches), wanted
 
 
+def test_a_kernel_leads_to_its_nodes(browser):
+    browser.open(synthetic_page())
+    browser.click("#kernels tbody tr:nth-child(2) td:nth-child(2) button.link")
+    assert browser.texts(".tally") == ["1 of 4 operators"]  # the kernel of nodes 11 to 14
+    found = browser.run("[...document.querySelectorAll('.hits button')].map(b => b.dataset.node)")
+    assert sorted(map(int, found)) == [11, 12, 13, 14]
+
+
+def test_nodes_and_boxes_have_times(browser):
+    nodes = synthetic.graphs(300)["nodes"]
+    hottest = max(nodes, key=lambda node: node["exec_us"])
+    browser.open(synthetic_page(), f"#node={hottest['id']}")
+    (details,) = browser.texts(".details")
+    share = 100 * hottest["exec_us"] / sum(node["exec_us"] for node in nodes)
+    assert f"1.96 ms, {share:.1f} % of the kernels' time" in details.replace("\u00a0", " ")
+
+
 def test_hits_lead_to_nodes(browser):
     browser.open(synthetic_page(2_000), "#search=batch_norm")
     number = len(hits(browser))

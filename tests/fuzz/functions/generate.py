@@ -289,7 +289,7 @@ class Program:
             body.append("y = y.detach()")
         elif function.grad == "detach":
             body.append("y = y.detach()")
-        lines = [*setup, f"# f{i}: " + "; ".join(map(_in_one_line, dict.fromkeys(names)))]
+        lines = [*setup, f"# f{i}: " + "; ".join(map(in_one_line, dict.fromkeys(names)))]
         lines.append(f"def f{i}({', '.join(['x', *parameters])}):")
         lines += ["    " + line for line in [*head, *body, f"return {result}"]]
         if function.form != "plain":
@@ -474,7 +474,8 @@ class Program:
         return self
 
 
-def _in_one_line(name: str) -> str:
+def in_one_line(name: str) -> str:
+    """The name of a piece in a comment."""
     return name.replace("\n", "\\n")
 
 
@@ -734,4 +735,4 @@ def names() -> list[str]:
     found += [f"grad {name}" for name in ("no_grad", "detach", "inside", "as is")]
     found += [f"backward {name}" for name in BACKWARDS]
     found += [f"body {body}" for scene in SCENES for body in scene.body] + ["call of another function"]
-    return [*map(_in_one_line, found)]
+    return [*map(in_one_line, found)]

@@ -174,7 +174,8 @@ fn statistics(
     Some(Statistics { mean: outs.pop()?, rstd })
 }
 
-/// Returns the step of two sums: of the gradient, times the weight if there is one, and of this value times `x - mean`.
+/// Returns the step of two sums over `dy`, the gradient times the weight if there is one: of `dy`, and of `dy * (x -
+/// mean)`.
 fn gradient_sums(ty: Ty, weighted: bool) -> impl Fn(&mut Kernel, [E; 2], &[E], &E) -> [E; 2] {
     move |_, [sum, dot], v, _| {
         let dy = v[0].cast(ty);

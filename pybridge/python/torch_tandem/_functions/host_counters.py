@@ -5,6 +5,7 @@ tensors.
 """
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,10 @@ from torch_tandem._functions.numbers import Number
 _END = 2.0**24
 
 _counted = torch.ops.torch_tandem.counted.default._op
+
+
+def _is_count(number: float) -> bool:
+    return number.is_integer() and 0 <= number < _END and math.copysign(1, number) > 0
 
 
 class HostCounters:
@@ -34,11 +39,12 @@ class HostCounters:
         self._groups = [self.given.index(number) for number in numbers]
         self._increments: list[int] = []
         # Whether all numbers can be counted with.
-        self.is_complete = all(number.is_integer() and 0 <= number < _END for number in numbers)
+        self.is_complete = all(map(_is_count, numbers))
 
     def include(self, addresses: list[int]) -> bool:
         """Whether the tensors with these `_cdata` are counters."""
-        return {tensor._cdata for tensor in self.tensors()}.issuperset(addresses)
+        alive = (tensor() for tensor in self._tensors)
+        return {tensor._cdata for tensor in alive if tensor is not None}.issuperset(addresses)
 
     def tensors(self) -> list[torch.Tensor]:
         """The counters. The comparison of the state has shown that they still exist."""
@@ -62,7 +68,7 @@ class HostCounters:
         for group, number, more in zip(self._groups, _counted(self.tensors()), self._increments, strict=True):
             if found.setdefault(group, number) != number:
                 return None
-            if not number.is_integer() or not 0 <= number + more < _END:
+            if not _is_count(number) or number + more >= _END:
                 return None
         return [found[group] for group in range(len(self.given))]
 
@@ -96,5 +102,6 @@ class HostCounters:
             else:
                 del torch.Tensor.item
             before = map(self.given.__getitem__, self._groups)
-            after = _counted(tensors)
-            self._increments = [int(x - y) for x, y in zip(after, before, strict=True)]
+            more = [x - y for x, y in zip(_counted(tensors), before, strict=True)]
+            # A call that has written something else is refused.
+            self._increments = [int(x) if x.is_integer() else 0 for x in more]

@@ -73,6 +73,7 @@ class Kernel(TypedDict):
     """A kernel, with totals over all its launches."""
 
     ops: list[str]
+    nodes: list[int]  # ids of nodes of the TraceGraph
     lines: list[str]
     count: int
     exec_us: int
@@ -262,6 +263,7 @@ class Node(TypedDict):
     fetched: bool
     ends: bool
     dynamic: bool
+    exec_us: int  # nodes that one kernel computes share its time
 
 
 class Loop(TypedDict):

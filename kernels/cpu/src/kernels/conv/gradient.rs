@@ -115,8 +115,8 @@ impl Gradient {
         })
     }
 
-    /// The ranges of the image and of the grid that are multiplied for a tap and some rows of the grid, and their length
-    /// in pixels.
+    /// Finds the ranges that are multiplied for a tap and some rows of the grid: `to` gets their beginnings in the image and
+    /// in the grid. Returns their length in pixels.
     fn segments(&self, conv: &Conv, tap: &Tap, lines: Range<usize>, to: &mut Vec<[usize; 2]>) -> usize {
         let ([height, width], [down, across]) = (conv.size, conv.stride);
         to.clear();

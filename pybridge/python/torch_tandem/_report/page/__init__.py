@@ -128,6 +128,7 @@ def _packed(graphs: Graphs) -> dict[str, Any]:
                 node["variants"],
                 [strings(shape) for shape in node["out"]],
                 node["inputs"],
+                node["exec_us"],
             ]
         )
     return {**graphs, "strings": strings.values(), "stacks": stacks.values(), "nodes": nodes}

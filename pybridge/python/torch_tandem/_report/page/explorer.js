@@ -51,16 +51,22 @@ function graphSection({ graph: packed }) {
 
   function search(text) {
     const wanted = text.trim().toLowerCase();
-    hit = -1;
-    const { boxOf } = trees.get(current);
     const matches = (node) =>
       [node.op, node.line, ...node.frames.map((frame) => frame.name)].some((part) =>
         holds(part.toLowerCase(), wanted),
       );
-    hits = wanted ? graph.nodes.filter((node) => boxOf.has(node) && matches(node)) : [];
+    present(wanted ? graph.nodes.filter(matches) : []);
+    tally.textContent = wanted ? plural(hits.length, "operator") : "";
+    remember();
+  }
+
+  // Lists nodes, and rings them in the picture.
+  function present(nodes) {
+    hit = -1;
+    const { boxOf } = trees.get(current);
+    hits = nodes.filter((node) => boxOf.has(node));
     hits.sort((a, b) => boxOf.get(a).index - boxOf.get(b).index);
     picture.setHits(hits);
-    tally.textContent = wanted ? plural(hits.length, "operator") : "";
     steppers.hidden = !hits.length;
     list.replaceChildren(
       ...hits
@@ -81,7 +87,6 @@ function graphSection({ graph: packed }) {
         ? [h("li", { class: "more" }, `and ${count(hits.length - MAX_HITS)} more`)]
         : []),
     );
-    remember();
   }
 
   // Whether a text holds another; `a.py:3` is not held by `a.py:31`.
@@ -136,7 +141,8 @@ function graphSection({ graph: packed }) {
     return describedBox(item);
   }
 
-  function describedNode({ node, context }) {
+  function describedNode(item) {
+    const { node, context } = item;
     const source = sourceOf(node.line);
     const links = (nodes) =>
       h(
@@ -163,6 +169,7 @@ function graphSection({ graph: packed }) {
       facts([
         ["line", shortLine(node.line)],
         ["makes", node.out.join(", ")],
+        ["ran", ranWords(item)],
         ["shapes seen", count(node.variants)],
         ["fetched", node.fetched ? "the program waits for its value" : null],
         ["dynamic", node.dynamic ? "its outputs' shapes depend on data" : null],
@@ -193,6 +200,7 @@ function graphSection({ graph: packed }) {
       h("h3", null, item.title),
       facts([
         ["operators", count(item.leaves)],
+        ["ran", ranWords(item)],
         [
           "in backward",
           nodes.some((node) => node.backward) ? count(nodes.filter((node) => node.backward).length) : null,
@@ -338,6 +346,7 @@ function graphSection({ graph: packed }) {
       ["backward", "--backward"],
       ["function", "--strong-line", "outline"],
       ["loop", "--loop", "dashed"],
+      ["time of its kernels", "--heat"],
       ["search hit", "--hit", "outline"],
       ["selected: inputs from", "--python-stall"],
       ["selected: outputs to", "--graph"],
@@ -348,6 +357,7 @@ function graphSection({ graph: packed }) {
       ["While", "--loop", "dashed"],
       ["forward", "--forward"],
       ["backward", "--backward"],
+      ["time of its kernels", "--heat"],
       ["search hit", "--hit", "outline"],
       ["selected: inputs from", "--python-stall"],
       ["selected: outputs to", "--graph"],
@@ -418,6 +428,15 @@ function graphSection({ graph: packed }) {
     go(0);
   }
 
+  // For the rest of the page: shows nodes, given their ids.
+  function show(ids) {
+    field.value = "";
+    present(ids.map((id) => graph.byId.get(id)).filter((node) => node));
+    remember();
+    section.scrollIntoView();
+    go(0);
+  }
+
   function has(line) {
     return graph.nodes.some((node) => node.line === line);
   }
@@ -461,5 +480,5 @@ function graphSection({ graph: packed }) {
     visit();
     addEventListener("hashchange", visit);
   };
-  return Object.assign(section, { start, find, has });
+  return Object.assign(section, { start, find, has, show });
 }

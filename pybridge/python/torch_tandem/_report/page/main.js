@@ -104,7 +104,7 @@ function main() {
     ["Verdict", document.getElementById("verdict")],
     ["Iterations", timelineSection(data)],
     ["Graphs", graph],
-    ["Tables", tablesSection(data, graph?.find)],
+    ["Tables", tablesSection(data, graph)],
   ].filter(([, section]) => section);
   const body = document.querySelector("main");
   for (const [title, section] of sections) {

@@ -22,7 +22,7 @@ function unpack(packed) {
       .map((number) => parseFrame(strings[number]))
       .filter(({ name }) => !PLUMBING.some((pattern) => pattern.test(name))),
   );
-  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs]) => ({
+  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs, ran]) => ({
     id,
     op: strings[op],
     line: strings[line],
@@ -34,6 +34,7 @@ function unpack(packed) {
     variants,
     out: out.map((number) => strings[number]),
     inputs,
+    ran,
     before: [],
     after: [],
     users: [],
@@ -58,6 +59,12 @@ function unpack(packed) {
     const within = loop.nodes.map((id) => byId.get(id)).filter((node) => node);
     for (const node of within) node.loops.push(loop);
     loop.depth = commonFrames(within);
+  }
+  const ran = nodes.reduce((sum, node) => sum + node.ran, 0);
+  const longest = nodes.reduce((most, node) => Math.max(most, node.ran), 0);
+  for (const node of nodes) {
+    node.share = node.ran / Math.max(ran, 1); // of the time of all kernels
+    node.heat = node.ran / Math.max(longest, 1); // beside the node that takes most time
   }
   return { nodes, byId, loops, blocks: packed.blocks, entry: packed.entry };
 }
@@ -117,14 +124,25 @@ function adopt(parent, children) {
 
 function finish(root, links) {
   const all = [];
+  const boxesOf = new Map();
+  const tally = (item) => {
+    if (item.node) boxesOf.set(item.node, (boxesOf.get(item.node) ?? 0) + 1);
+    item.children?.forEach(tally);
+  };
+  tally(root);
   const walk = (item, depth) => {
     item.depth = depth;
     all.push(item);
     item.leaves = item.node ? 1 : 0;
+    // A node of a loop that is unrolled has several boxes.
+    for (const name of ["ran", "share", "heat"])
+      item[name] = item.node ? item.node[name] / boxesOf.get(item.node) : 0;
     item.backward = item.node ? item.node.backward : item.kind !== "switch";
     for (const child of item.children ?? []) {
       walk(child, depth + 1);
       item.leaves += child.leaves;
+      item.share += child.share;
+      item.ran += child.ran;
       if (child.leaves) item.backward &&= child.backward;
     }
     if (!item.leaves) item.backward = false;

@@ -2,6 +2,7 @@
 
 const MAX_SHOWN = 3000; // boxes, when all are opened at once
 const FIRST_SHOWN = 45; // when the picture is shown first
+const LEAST_SHARE = 0.005; // of the kernels' time, that is shown
 const MARGIN = 12; // around all
 const BUTTONS = 40; // on the right
 const HINT = 22; // below
@@ -298,7 +299,7 @@ class Picture {
     if (titleOnly) return { w: title + 34 + this.textWidth(tallyOf(item), SMALL_FONT) + 26, h: TITLE };
     switch (item.kind) {
       case "node": {
-        const pills = pillsOf(item.node).reduce(
+        const pills = pillsOf(item).reduce(
           (sum, [text]) => sum + this.textWidth(text, PILL_FONT) + 16,
           0,
         );
@@ -478,6 +479,13 @@ class Picture {
     pen.fill();
     pen.stroke();
     pen.setLineDash([]);
+    if (item.share >= LEAST_SHARE) {
+      pen.fillStyle = colors.heat;
+      pen.globalAlpha = 0.08 + 0.42 * item.heat;
+      rounded(pen, left, top, w, high, 6);
+      pen.fill();
+      pen.globalAlpha = 1;
+    }
     pen.fillStyle = color;
     pen.beginPath();
     pen.roundRect(left, top, 5, high, [6, 0, 0, 6]);
@@ -488,7 +496,7 @@ class Picture {
     pen.fillStyle = colors.text;
     pen.fillText(title, left + 14, top + 17.5);
     let x = left + w - 7;
-    for (const [text, tone] of pillsOf(node)) {
+    for (const [text, tone] of pillsOf(item)) {
       const length = this.textWidth(text, PILL_FONT) + 10;
       x -= length;
       pen.fillStyle = colors[tone];
@@ -737,6 +745,7 @@ function tallyOf(item) {
     const header = item.children.length ? firstNode(item, line) : null;
     if (header) parts.push(baseLine(header.line));
   }
+  if (item.share >= LEAST_SHARE) parts.push(`${percent(item.share, 1)} of the kernels' time`);
   return parts.join(" · ");
 }
 
@@ -753,12 +762,14 @@ function switchText(item) {
   return `Switch-Case · ${item.cases.length} ways`;
 }
 
-function pillsOf(node) {
+function pillsOf(item) {
+  const { node } = item;
   const pills = [];
   if (node.ends) pills.push(["end", "muted"]);
   if (node.fetched) pills.push(["fetched", "pythonStall"]);
   if (node.dynamic) pills.push(["dynamic", "loop"]);
   if (node.variants > 1) pills.push([`${node.variants} shapes`, "forward"]);
+  if (item.share >= LEAST_SHARE) pills.push([percent(item.share, 1), "heat"]);
   return pills;
 }
 
@@ -774,9 +785,10 @@ function summary(item) {
         ["makes", node.out.join(", ")],
         ["shapes seen", count(node.variants)],
         ["inputs", inputWords(node)],
+        ["ran", ranWords(item)],
         [
           "note",
-          pillsOf(node)
+          pillsOf(item)
             .map(([text]) => text)
             .join(", "),
         ],
@@ -795,10 +807,15 @@ function summary(item) {
     h("b", null, item.title),
     facts([
       ["holds", item.leaves ? plural(item.leaves, "operator") : null],
+      ["ran", ranWords(item)],
       ["from", first ? shortLine(first.line) : null],
       ["note", item.kind === "block" && item.block.ends ? "an iteration may end behind it" : null],
     ]),
   ];
+}
+
+function ranWords({ ran, share }) {
+  return ran ? `${duration(ran)}, ${percent(share, 1)} of the kernels' time` : null;
 }
 
 function inputWords(node) {

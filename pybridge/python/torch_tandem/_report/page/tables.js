@@ -111,7 +111,8 @@ function times(rows) {
   return rows.reduce((sum, row) => sum + row.count, 0);
 }
 
-function tablesSection({ report }, findInGraph) {
+function tablesSection({ report }, graph) {
+  const findInGraph = graph?.find;
   const section = h("section", { id: "tables", class: "tables" });
   const add = (title, rows, none, make) => {
     if (rows.length) section.append(table({ title, rows, ...make(rows) }));
@@ -126,6 +127,10 @@ function tablesSection({ report }, findInGraph) {
     findInGraph && line
       ? h("button", { class: "link", type: "button", onclick: () => findInGraph(fileLine(line)) }, shortLine(line))
       : shortLine(line);
+  const shown = (text, nodes) =>
+    graph && nodes.length
+      ? h("button", { class: "link", type: "button", onclick: () => graph.show(nodes) }, text)
+      : text;
   // The source line of a row, with its text below.
   const LINE = {
     title: "Line",
@@ -163,7 +168,11 @@ function tablesSection({ report }, findInGraph) {
           show: (row) => h("span", null, row.lines.flatMap((line, i) => [i ? ", " : "", place(line)])),
           source: (row) => row.lines.map(sourceOf).filter(Boolean).join("; "),
         },
-        { title: "Operators", value: (row) => row.ops.map((op) => op.replace("aten::", "")).join(", ") },
+        {
+          title: "Operators",
+          value: (row) => row.ops.map(shortOp).join(", "),
+          show: (row) => shown(row.ops.map(shortOp).join(", "), row.nodes),
+        },
         number(
           "Runs",
           (row) => row.count,
