@@ -28,6 +28,8 @@ struct GraphNode {
     id: u32,
     op: String,
     line: String,
+    /// Module that issues the op, such as `Encoder.layers.*.attention`; empty if none does.
+    module: String,
     /// Functions that lead to the op, outermost first, each with the line that calls the next function.
     stack: Vec<String>,
     backward: bool,
@@ -124,6 +126,7 @@ fn graph_node(engine: &Engine, id: NodeId, times: &FxHashMap<NodeId, u64>, lines
         id: id.0,
         op: listed.op,
         line: lines.user_line(node.key.location, engine.locations()),
+        module: lines.module(node.key.location, engine.locations()),
         stack: lines.functions(node.key.location, engine.locations()),
         backward: engine.locations().get(node.key.location).backward.is_some(),
         out: listed.outs,

@@ -13,17 +13,21 @@ use pyo3::ffi::{
     PyGILState_Ensure, PyGILState_Release, PyObject, PyThreadState,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyBytes, PyDict, PyWeakrefMethods, PyWeakrefReference};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use tandem_executor::threads::locks::{Mutex, Rank, may_acquire};
 use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
-use tandem_tracegraph::location::{Frame, Locations};
+use tandem_tracegraph::location::{Frame, Locations, fold_recursion};
+
+use crate::state::attributes_of;
 
 unsafe extern "C" {
     fn PyFrame_GetBack(frame: *mut PyFrameObject) -> *mut PyFrameObject;
     fn PyFrame_GetCode(frame: *mut PyFrameObject) -> *mut PyObject;
     fn PyFrame_GetLasti(frame: *mut PyFrameObject) -> c_int;
+    fn PyFrame_GetLocals(frame: *mut PyFrameObject) -> *mut PyObject;
     fn PyGILState_Check() -> c_int;
 }
 
@@ -40,6 +44,8 @@ struct Codes {
     by_value: FxHashMap<u64, u32>,
     /// Codes by id.
     all: Vec<Code>,
+    /// The module that each stack leads to, by folded stack.
+    modules: FxHashMap<SmallVec<[Frame; 48]>, String>,
 }
 
 /// Description of a code object.
@@ -49,12 +55,17 @@ struct Code {
     name: String,
     /// Offset of the first instruction of each line, with the line number, ascending by offset.
     lines: Box<[(c_int, c_int)]>,
+    /// Whether the code is that of PyTorch's call of a module.
+    calls_module: bool,
 }
 
 /// Minimum number of entries at which the entries of dead code objects are dropped.
 const MANY: usize = 1 << 10;
 
 static CODES: Mutex<Option<Codes>> = Mutex::new(Rank::Codes, None);
+
+/// File of PyTorch's class of modules.
+const MODULE_FILE: &str = "/torch/nn/modules/module.py";
 
 /// Id of the code of this package. Not every stack has such frames, so locations leave them out.
 const OUR_OWN: u32 = u32::MAX;
@@ -101,10 +112,11 @@ impl Codes {
             let (start, _, line): (c_int, c_int, Option<c_int>) = line?.extract()?;
             lines.extend(line.map(|line| (start, line)));
         }
-        let name = code.getattr("co_qualname")?.extract()?;
+        let name: String = code.getattr("co_qualname")?.extract()?;
         let id = self.all.len() as u32;
         self.by_value.insert(digest, id);
-        self.all.push(Code { file, name, lines: lines.into() });
+        let calls_module = name == "Module._call_impl" && file.ends_with(MODULE_FILE);
+        self.all.push(Code { file, name, lines: lines.into(), calls_module });
         Ok(id)
     }
 }
@@ -121,28 +133,104 @@ pub fn walk_stack() -> Stack {
     let mut stack = Stack::default();
     may_acquire(Rank::Gil);
     Python::attach(|py| {
-        let mut codes = CODES.lock();
-        let codes = codes.get_or_insert_default();
-        // SAFETY: the GIL is held. The first frame is borrowed; the others are new references, dropped after the
-        // next frame has been read. `intern` takes ownership of the code objects.
-        unsafe {
-            let mut frame = PyEval_GetFrame();
-            let mut owned = false;
-            while !frame.is_null() {
-                let code = codes.intern(PyFrame_GetCode(frame), py);
+        let mut calls = Vec::new();
+        let mut folded = SmallVec::new();
+        {
+            let mut codes = CODES.lock();
+            let codes = codes.get_or_insert_default();
+            each_frame(|frame, depth| {
+                // SAFETY: the frame is alive. `intern` takes ownership of the code object.
+                let (code, instruction) =
+                    unsafe { (codes.intern(PyFrame_GetCode(frame), py), PyFrame_GetLasti(frame)) };
                 if code != OUR_OWN {
-                    stack.0.push(Frame { code, instruction: PyFrame_GetLasti(frame) });
+                    stack.0.push(Frame { code, instruction });
+                    calls.extend(
+                        codes.all.get(code as usize).is_some_and(|c| c.calls_module).then_some(depth),
+                    );
                 }
-                let back = PyFrame_GetBack(frame);
-                if owned {
-                    Py_DecRef(frame.cast());
+            });
+            if !calls.is_empty() {
+                folded.clone_from(&stack.0);
+                fold_recursion(&mut folded);
+                if codes.modules.contains_key(&folded) {
+                    calls.clear();
                 }
-                frame = back;
-                owned = true;
             }
+        }
+        // A collection of garbage may run finalizers of the program here, which issue ops, too.
+        if !calls.is_empty() {
+            let path = path_of(&called_modules(py, &calls));
+            CODES.lock().get_or_insert_default().modules.insert(folded, path);
         }
     });
     stack
+}
+
+/// Calls `visit` with each frame of the calling thread's stack, innermost first, and the frame's place.
+fn each_frame(mut visit: impl FnMut(*mut PyFrameObject, usize)) {
+    // SAFETY: the GIL is held. The first frame is borrowed; the others are new references, dropped after the next frame
+    // has been read.
+    unsafe {
+        let mut frame = PyEval_GetFrame();
+        let mut depth = 0;
+        while !frame.is_null() {
+            visit(frame, depth);
+            let back = PyFrame_GetBack(frame);
+            if depth > 0 {
+                Py_DecRef(frame.cast());
+            }
+            frame = back;
+            depth += 1;
+        }
+    }
+}
+
+/// Returns the modules that the frames at these places call, outermost first.
+fn called_modules<'py>(py: Python<'py>, calls: &[usize]) -> Vec<Bound<'py, PyAny>> {
+    let mut modules = Vec::new();
+    each_frame(|frame, depth| {
+        if calls.contains(&depth) {
+            // SAFETY: the frame is alive. Its locals are a new reference, or null after an error, which is dropped.
+            let locals = unsafe { Bound::from_owned_ptr_or_err(py, PyFrame_GetLocals(frame)) };
+            modules.extend(locals.and_then(|locals| locals.get_item("self")).ok());
+        }
+    });
+    modules.reverse();
+    modules
+}
+
+/// Number of containers, such as `nn.ModuleList`, between a module and one that it calls, at most.
+const MAX_CONTAINERS: usize = 3;
+
+/// Returns the path to the last of some modules, each of which calls the next: `Encoder.layers.*.attention`. Numbers are
+/// left out, since one line calls all modules of a list.
+fn path_of(modules: &[Bound<'_, PyAny>]) -> String {
+    let class = |module: &Bound<'_, PyAny>| module.get_type().name().map(|name| name.to_string());
+    let Some(mut path) = modules.first().and_then(|module| class(module).ok()) else { return String::new() };
+    for pair in modules.windows(2) {
+        if pair[0].is(&pair[1]) {
+            continue;
+        }
+        let name = name_in(&pair[0], &pair[1], MAX_CONTAINERS).or_else(|| class(&pair[1]).ok());
+        path += &format!(".{}", name.unwrap_or_default());
+    }
+    path
+}
+
+/// Returns the name of a module in another one that holds it. Runs no code of the program.
+fn name_in(holder: &Bound<'_, PyAny>, module: &Bound<'_, PyAny>, containers: usize) -> Option<String> {
+    let held = attributes_of(holder)?.get_item("_modules").ok()?;
+    let held = held.cast_into_exact::<PyDict>().ok()?;
+    let readable = |name: &Bound<'_, PyAny>| {
+        let name = name.extract::<String>().ok()?;
+        Some(if name.bytes().all(|b| b.is_ascii_digit()) { "*".to_owned() } else { name })
+    };
+    if let Some((name, _)) = held.iter().find(|(_, child)| child.is(module)) {
+        return readable(&name);
+    }
+    let inner = containers.checked_sub(1)?;
+    held.iter()
+        .find_map(|(name, child)| Some(format!("{}.{}", readable(&name)?, name_in(&child, module, inner)?)))
 }
 
 /// Frame in readable form.
@@ -246,11 +334,20 @@ impl Lines {
         text
     }
 
+    /// Returns the path of the module that issues an op, such as `Encoder.layers.*.attention`; empty if no module does.
+    /// For an op of a backward pass, returns the path of the module that issues the forward op.
+    pub fn module(&mut self, location: LocationId, locations: &Locations) -> String {
+        let forward = self.forward_of(location, locations);
+        let codes = CODES.lock();
+        let known = codes.as_ref().and_then(|codes| codes.modules.get(locations.frames(forward)));
+        known.cloned().unwrap_or_default()
+    }
+
     /// Returns the functions that lead to an op, outermost first, each with the line that calls the next function. For
     /// an op of a backward pass, returns the functions that lead to the forward op.
     pub fn functions(&mut self, location: LocationId, locations: &Locations) -> Vec<String> {
         let frames = self.frames(locations.user_frames(location));
-        let passes_on = |f: &FrameText| f.file.ends_with("/torch/nn/modules/module.py");
+        let passes_on = |f: &FrameText| f.file.ends_with(MODULE_FILE);
         let named = |f: &Rc<FrameText>| format!("{}:{}", f.name, f.line);
         frames.iter().rev().filter(|f| !passes_on(f)).map(named).collect()
     }

@@ -12,7 +12,7 @@ use tandem_executor::run::{KernelTime, Ops};
 use tandem_runtime::engine::Engine;
 use tandem_runtime::placement::RunPlace;
 use tandem_runtime::{regions, report as counters};
-use tandem_tracegraph::ids::{NodeId, OpId};
+use tandem_tracegraph::ids::{LocationId, NodeId, OpId};
 use tandem_tracegraph::node::{ArgSpec, InputSpec, Node};
 
 use crate::engine::with_executor;
@@ -156,6 +156,8 @@ struct Kernel {
     nodes: Vec<u32>,
     /// Source lines that issued the operators.
     lines: Vec<String>,
+    /// Modules that issued the operators, such as `Encoder.layers.*.attention`.
+    modules: Vec<String>,
     count: u64,
     exec_us: u64,
     /// Minimum number of bytes that the kernel reads and writes.
@@ -427,17 +429,21 @@ fn most_time(engine: &Engine, kernels: &KernelTimes, lines: &mut Lines) -> Vec<K
     let graph = engine.graph();
     let kernel = |(ops, time): &(Ops, KernelTime)| {
         let ids: Vec<NodeId> = ops.iter().copied().filter(|id| id.index() < graph.len()).collect();
-        let mut from: Vec<String> = Vec::new();
-        for node in ids.iter().map(|id| graph.node(*id)) {
-            let line = lines.user_line(node.key.location, engine.locations());
-            if !from.contains(&line) {
-                from.push(line);
+        let locations = ids.iter().map(|id| graph.node(*id).key.location);
+        let distinct = |text: &mut dyn FnMut(LocationId) -> String| {
+            let mut texts: Vec<String> = Vec::new();
+            for text in locations.clone().map(text).filter(|text| !text.is_empty()) {
+                if !texts.contains(&text) {
+                    texts.push(text);
+                }
             }
-        }
+            texts
+        };
         Kernel {
             ops: ids.iter().map(|id| op_name(engine, graph.node(*id).key.op)).collect(),
             nodes: ids.iter().map(|id| id.0).collect(),
-            lines: from,
+            lines: distinct(&mut |location| lines.user_line(location, engine.locations())),
+            modules: distinct(&mut |location| lines.module(location, engine.locations())),
             count: time.count,
             exec_us: us(time.ns),
             bytes: time.bytes,

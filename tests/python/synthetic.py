@@ -38,6 +38,7 @@ class Tracer:
             "ends": False,
             "dynamic": False,
             "exec_us": 40 * (number % 50),
+            "module": "ResNet.layers.*" if len(self.stack) > 3 else "",
         }
         self.nodes.append({**node, **more})
         return number
@@ -331,6 +332,7 @@ def report(steps: int = 400, hostile: bool = False) -> Report:
                 "ops": ["aten::mul.Tensor", "aten::add.Tensor", "aten::gelu", "aten::sum"][: 1 + n % 4],
                 "nodes": [n + k for k in range(1 + n % 4)],
                 "lines": [f"{MODEL}:{n + k} in forward{bad}" for k in range(1 + n % 2)],
+                "modules": [f"Decoder.layers.*.attention{bad}"] if n % 2 else [],
                 "count": 10 * n,
                 "exec_us": 1000 * n,
                 "bytes": 15_000_000 * n,

@@ -102,6 +102,59 @@ def test_kernels_have_their_lines_bytes_and_operations():
     assert max(len(k["ops"]) for k in kernels) > 1  # some are fused
 
 
+def test_modules_are_named_by_the_attributes_that_lead_to_them():
+    program = """
+import json
+import torch, torch_tandem
+from torch import nn
+from torch_tandem import _core
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleDict({"first": nn.LayerNorm(4)})
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x):
+        return self.mlp(self.norms["first"](x)).cos()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Softplus()
+        self.unheld = [nn.ELU()]
+
+    def forward(self, x, depth=0):
+        for block in self.blocks:
+            x = block(x)
+        x = self.unheld[0](self.head(x))
+        return x if depth else self(x, 1)
+
+
+net = Net().to("tandem")
+for _ in range(6):
+    net(torch.ones(3, 4, device="tandem")).sigmoid().sum().backward()
+    torch_tandem.mark_step()
+print(json.dumps([[n["op"], n["module"], n["backward"]] for n in _core.graph()["nodes"]]))
+"""
+    environment = {**os.environ, "TANDEM_KERNELS": "aten"}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    modules = {}
+    for op, module, backward in json.loads(ran.stdout):
+        modules.setdefault((op.removeprefix("aten::"), backward), set()).add(module)
+    assert modules["native_layer_norm", False] == {"Net.blocks.*.norms.first"}
+    assert modules["addmm", False] == {"Net.blocks.*.mlp.*"}
+    assert modules["tanh_backward", True] == {"Net.blocks.*.mlp.*"}
+    assert modules["cos", False] == {"Net.blocks.*"}
+    assert modules["softplus", False] == {"Net.head"}
+    assert modules["elu", False] == {"Net.ELU"}  # no module holds it
+    assert modules["sigmoid", False] == {""}
+
+
 # --- The page ---
 
 

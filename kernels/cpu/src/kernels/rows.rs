@@ -58,7 +58,7 @@ impl Place {
     fn bind<T: Element>(&mut self, rows: usize, windows: &mut SmallVec<[TensorGeometry; 4]>) -> Option<()> {
         let window = self.window.take()?;
         let all = count(&window.sizes);
-        if !T::is(window.mem) || !is_contiguous(&window) || rows == 0 || all % rows != 0 {
+        if !T::is(window.mem) || !is_contiguous(&window) || rows == 0 || !all.is_multiple_of(rows) {
             return None;
         }
         (self.index, self.each) = (windows.len(), all / rows);

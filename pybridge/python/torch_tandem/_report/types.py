@@ -75,6 +75,7 @@ class Kernel(TypedDict):
     ops: list[str]
     nodes: list[int]  # ids of nodes of the TraceGraph
     lines: list[str]
+    modules: list[str]  # such as Encoder.layers.*.attention
     count: int
     exec_us: int
     bytes: int  # minimum of the bytes that are read and written
@@ -255,6 +256,7 @@ class Node(TypedDict):
     id: int
     op: str
     line: str
+    module: str  # such as Encoder.layers.*.attention; empty if no module issues the operator
     stack: list[str]
     backward: bool
     out: list[str]

@@ -129,6 +129,7 @@ def _packed(graphs: Graphs) -> dict[str, Any]:
                 [strings(shape) for shape in node["out"]],
                 node["inputs"],
                 node["exec_us"],
+                strings(node["module"]),
             ]
         )
     return {**graphs, "strings": strings.values(), "stacks": stacks.values(), "nodes": nodes}

@@ -30,8 +30,8 @@ function graphSection({ graph: packed }) {
 
   const field = h("input", {
     type: "search",
-    placeholder: "Search operator, line or function",
-    "aria-label": "Search the graph by operator, line or function",
+    placeholder: "Search operator, line, module or function",
+    "aria-label": "Search the graph by operator, line, module or function",
     oninput: () => search(field.value),
     onkeydown: (event) => {
       if (event.key === "Enter") go(hit + (event.shiftKey ? -1 : 1));
@@ -52,7 +52,7 @@ function graphSection({ graph: packed }) {
   function search(text) {
     const wanted = text.trim().toLowerCase();
     const matches = (node) =>
-      [node.op, node.line, ...node.frames.map((frame) => frame.name)].some((part) =>
+      [node.op, node.line, node.module, ...node.frames.map((frame) => frame.name)].some((part) =>
         holds(part.toLowerCase(), wanted),
       );
     present(wanted ? graph.nodes.filter(matches) : []);
@@ -168,6 +168,7 @@ function graphSection({ graph: packed }) {
       source ? h("pre", null, source) : null,
       facts([
         ["line", shortLine(node.line)],
+        ["module", node.module],
         ["makes", node.out.join(", ")],
         ["ran", ranWords(item)],
         ["shapes seen", count(node.variants)],

@@ -22,7 +22,7 @@ function unpack(packed) {
       .map((number) => parseFrame(strings[number]))
       .filter(({ name }) => !PLUMBING.some((pattern) => pattern.test(name))),
   );
-  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs, ran]) => ({
+  const nodes = packed.nodes.map(([id, op, line, stack, flags, variants, out, inputs, ran, module]) => ({
     id,
     op: strings[op],
     line: strings[line],
@@ -35,6 +35,7 @@ function unpack(packed) {
     out: out.map((number) => strings[number]),
     inputs,
     ran,
+    module: strings[module],
     before: [],
     after: [],
     users: [],

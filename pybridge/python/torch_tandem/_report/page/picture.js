@@ -781,6 +781,7 @@ function summary(item) {
       h("b", null, node.op),
       facts([
         ["line", shortLine(node.line)],
+        ["module", node.module],
         ["in", item.context],
         ["makes", node.out.join(", ")],
         ["shapes seen", count(node.variants)],

@@ -20,7 +20,8 @@ const MEANINGS = {
   "What differed": "Property in which the operator differed from the one in the graph",
 };
 
-// A column is { title, value: row => number or text, show: row => text or element, number: bool, share: row => 0..1 }.
+// A column is { title, value: row => number or text, show: row => text or element, number: bool, share: row => 0..1,
+// note: row => text below, source: row => code below }.
 function table({ title, sum, columns, rows, sort }) {
   let by = sort ?? 0;
   let down = true;
@@ -28,7 +29,7 @@ function table({ title, sum, columns, rows, sort }) {
   let all = false;
   const texts = rows.map((row) =>
     columns
-      .map((c) => `${c.value(row)} ${c.source?.(row) ?? ""}`)
+      .map((c) => `${c.value(row)} ${c.note?.(row) ?? ""} ${c.source?.(row) ?? ""}`)
       .join(" ")
       .toLowerCase(),
   );
@@ -58,7 +59,8 @@ function table({ title, sum, columns, rows, sort }) {
 
   function cell(column, row) {
     const content = [column.show?.(row) ?? String(column.value(row))];
-    const source = column.source?.(row);
+    const [note, source] = [column.note?.(row), column.source?.(row)];
+    if (note) content.push(h("span", { class: "note" }, note));
     if (source) content.push(h("span", { class: "source" }, source));
     if (column.share) {
       const width = Math.max(0, Math.min(column.share(row), 1)) * 100;
@@ -166,6 +168,7 @@ function tablesSection({ report }, graph) {
           title: "Line",
           value: (row) => row.lines.map(shortLine).join(", "),
           show: (row) => h("span", null, row.lines.flatMap((line, i) => [i ? ", " : "", place(line)])),
+          note: (row) => row.modules.join(", "),
           source: (row) => row.lines.map(sourceOf).filter(Boolean).join("; "),
         },
         {
