@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+from torch_tandem._report import page as pages
 from torch_tandem._report.types import Block, Graphs, Loop, Node, Phase, Report, Step, Timeline
 from typed import empty
 
@@ -401,3 +402,22 @@ def timeline(data: Report, hostile: bool = False) -> Timeline:
             at += length + rng.randint(5, 160)
         runs.append([end - wait - 300, row["python_kernels_us"] / 2, "inline", 24, 24, number])
     return {"python": python, "runs": runs, "steps": steps, "dropped": 41_000}
+
+
+def page(nodes: int = 300, hostile: bool = False) -> str:
+    """Returns the page of the report, with a graph of about `nodes` nodes."""
+    data, graph = report(hostile=hostile), graphs(nodes)
+    if hostile:
+        for node in graph["nodes"][::7]:
+            node["op"] += HOSTILE
+            node["line"] += HOSTILE
+            node["stack"] = [frame + HOSTILE for frame in node["stack"]]
+    return pages.html(data, timeline(data, hostile), graph)
+
+
+def small_page(data: Report, nodes: int) -> str:
+    """Returns a page without a timeline, whose graph has one node or none."""
+    only = graphs(300)["nodes"][0]
+    block = empty(Block, nodes=[1], ends=True)
+    graph = empty(Graphs, nodes=[only], blocks=[block], entry=[0]) if nodes else empty(Graphs)
+    return pages.html(data, empty(Timeline), graph)

@@ -109,7 +109,7 @@ std::unique_ptr<HostEffects::Inputs> HostEffects::before(const at::RecordFunctio
   auto seen = std::make_unique<Inputs>();
   const auto name = call.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (!op || name->getNamespace() == "torch_tandem") return seen;
+  if (!op || name->name == "torch_tandem::counted") return seen;
   const auto& arguments = op->schema().arguments();
   const auto inputs = call.inputs();
   const auto incremented = incremented_by(*op, inputs);

@@ -179,7 +179,6 @@ macro_rules! several {
 
 several!(A 0, B 1);
 several!(A 0, B 1, C 2);
-several!(A 0, B 1, C 2, D 3);
 several!(A 0, B 1, C 2, D 3, E 4, F 5);
 several!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 

@@ -201,7 +201,7 @@ class Function:
         try:
             _core.set_numbers(graph.recorded.id, fed)
             counters = graph.recorded.followed.counters
-            counted = (counters.tensors(), counters.increments())
+            counted = (counters.tensors(), counters.increments)
             with torch._C.DisableTorchFunction():
                 return _replay_counting(graph.recorded.id, tensors, *counted)
         finally:

@@ -6,6 +6,7 @@ tensors.
 
 import contextlib
 import math
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +38,7 @@ class HostCounters:
         self.given = list(dict.fromkeys(numbers))
         # The group of each tensor, and how often the call has incremented it.
         self._groups = [self.given.index(number) for number in numbers]
-        self._increments: list[int] = []
+        self.increments: list[int] = []
         # Whether all numbers can be counted with.
         self.is_complete = all(map(_is_count, numbers))
 
@@ -50,22 +51,18 @@ class HostCounters:
         """The counters. The comparison of the state has shown that they still exist."""
         return [tensor() for tensor in self._tensors]  # type: ignore[misc]
 
-    def increments(self) -> list[int]:
-        """How often a replay increments each counter."""
-        return self._increments
-
     def counts_as(self, other: "HostCounters") -> bool:
         """Whether two calls have the same counters in the same groups, and increment them as often."""
         return (
             self._tensors == other._tensors
             and self._groups == other._groups
-            and self._increments == other._increments
+            and self.increments == other.increments
         )
 
     def now(self) -> list[float] | None:
         """The groups' numbers for a replay; None if the numbers of a group differ, or one is too large."""
         found: dict[int, float] = {}
-        for group, number, more in zip(self._groups, _counted(self.tensors()), self._increments, strict=True):
+        for group, number, more in zip(self._groups, _counted(self.tensors()), self.increments, strict=True):
             if found.setdefault(group, number) != number:
                 return None
             if not _is_count(number) or number + more >= _END:
@@ -84,10 +81,13 @@ class HostCounters:
         given = {tensor._cdata: numbers[group] for tensor, group in of_groups}
         item = torch.Tensor.item
 
-        def followed_item(self: torch.Tensor) -> Any:
-            number = given.get(self._cdata) if type(self) is torch.Tensor else None
-            if number is None:
-                return item(self)
+        thread = threading.get_ident()
+
+        def followed_item(self: torch.Tensor, *args: Any) -> Any:
+            is_counter = type(self) is torch.Tensor and not args and self._cdata in given
+            if not is_counter or threading.get_ident() != thread:
+                return item(self, *args)
+            number = given[self._cdata]
             (now,) = _counted([self])
             more = now - float.__pos__(number)
             return number._tape.computed("add", (number, more), now) if more else number
@@ -104,4 +104,4 @@ class HostCounters:
             before = map(self.given.__getitem__, self._groups)
             more = [x - y for x, y in zip(_counted(tensors), before, strict=True)]
             # A call that has written something else is refused.
-            self._increments = [int(x) if x.is_integer() else 0 for x in more]
+            self.increments = [int(x) if x.is_integer() else 0 for x in more]
