@@ -38,6 +38,8 @@ pub struct Environment {
     /// This process's number among the processes of the program on this machine: `LOCAL_RANK` and `LOCAL_WORLD_SIZE`
     /// (or `WORLD_SIZE`), which launchers set.
     pub rank: Option<Rank>,
+    /// `TANDEM_AUDIT`: number of calls of a function of which one is audited, unless the function names one.
+    pub audit: Option<u32>,
     /// A sentence for each value that is ignored.
     pub ignored: Vec<String>,
 }
@@ -86,6 +88,11 @@ impl Environment {
         let runner = one_of("TANDEM_RUNNER", &["beside", "inline"]);
         let kernels = one_of("TANDEM_KERNELS", &["own", "aten"]);
         let debug = one_of("TANDEM_DEBUG", &["0", "1", "2", "3", "4", "5"]);
+        let audit = var("TANDEM_AUDIT").filter(|given| !given.is_empty());
+        let period = audit.as_ref().and_then(|given| given.parse::<u32>().ok()).filter(|period| *period > 0);
+        if let (Some(given), None) = (&audit, period) {
+            ignored.push(format!("TANDEM_AUDIT={given} is ignored: Tandem knows numbers from 1 on"));
+        }
         let without = var("TANDEM_GPU_WITHOUT").unwrap_or_default();
         let without = without.split(',').map(str::trim).filter(|name| !name.is_empty());
         let (without, unknown): (Vec<&str>, Vec<&str>) = without.partition(|name| WITHOUT.contains(name));
@@ -115,6 +122,7 @@ impl Environment {
                 cache: cache.filter(|_| keeps_kernels),
             },
             rank: rank.map(|(number, of)| Rank { number, of }),
+            audit: period,
             ignored,
         }
     }

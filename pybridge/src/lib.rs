@@ -325,6 +325,12 @@ mod _core {
         ENVIRONMENT.ignored.clone()
     }
 
+    /// Returns the number of calls of a function of which one is audited, if the environment sets it.
+    #[pyfunction]
+    fn audit_period() -> Option<u32> {
+        ENVIRONMENT.audit
+    }
+
     /// Sets the mode: `"coexec"`, `"lazy"` or `"trace"`.
     #[pyfunction]
     fn set_mode(mode: &str) -> PyResult<()> {

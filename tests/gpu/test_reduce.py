@@ -120,6 +120,7 @@ def test_values_that_are_not_finite():
         same(lambda x, dim=dim: [*x.max(dim), *x.min(dim), x.argmax(dim), x.argmin(), x.logsumexp(dim)], x)
         same(lambda x, dim=dim: [x.softmax(dim), x.log_softmax(dim), *x.aminmax(dim=dim), x.var(dim)], x)
         same(lambda x, dim=dim: [*x.cummax(dim), *x.cummin(dim), x.logcumsumexp(dim)], x)
+        same(lambda x, dim=dim: [aten.norm(x, p, [dim]) for p in (None, 1, inf)], x)
     same(lambda x: [x.sum(), x.nansum(), x.isnan().sum(), (x != x).any(), x.any(), x.nan_to_num().prod()], x)
     same(lambda x: [torch._is_any_true(x != x), torch._is_all_true(x == x), torch._is_all_true(x == 0)], x)
 

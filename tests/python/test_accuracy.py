@@ -98,6 +98,8 @@ def reductions(n: int) -> Iterator[tuple[str, Operator, list[tuple[int, ...]]]]:
     yield "sums of transposed rows", lambda x: x.T.sum(1), [(n, 3)]
     yield "softmax", lambda x: F.softmax(x, -1), [(2, n)]
     yield "logsumexp", lambda x: x.logsumexp(-1), [(2, n)]
+    yield "logcumsumexp", lambda x: x.logcumsumexp(0), [(n, 3)]
+    yield "logcumsumexp of rows", lambda x: x.logcumsumexp(1), [(3, n)]
     yield "log_softmax", lambda x: F.log_softmax(x, -1), [(2, n)]
     yield "layer_norm", lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), [(3, n), (n,), (n,)]
     yield "layer_norm plain", lambda x: F.layer_norm(x, x.shape[-1:]), [(1, n)]

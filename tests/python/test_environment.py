@@ -40,6 +40,7 @@ def run(monkeypatch, program, **variables):
         ("TANDEM_CACHE", "0, 1"),
         ("TANDEM_ALLOW_SOFTWARE", "0, 1"),
         ("TANDEM_GPU_CHECKS", "0, 1"),
+        ("TANDEM_AUDIT", "numbers from 1 on"),
     ],
 )
 def test_values_that_are_not_known_are_named_and_ignored(name, known, monkeypatch):
@@ -53,6 +54,21 @@ def test_features_that_are_not_known_are_named_and_ignored(monkeypatch):
     assert done.returncode == 0, done.stderr
     assert "besides in TANDEM_GPU_WITHOUT is ignored: Tandem knows int64, f64, f16" in done.stderr
     assert "f64 in" not in done.stderr
+
+
+AUDITED = """
+import torch, torch_tandem
+x = torch.ones(3, device="tandem")
+functions = [torch_tandem.function(lambda x: x + 1, **options) for options in ({}, {"audit": 1000})]
+for _ in range(20):
+    x = functions[1](functions[0](x))
+print(*(function.cache_info().audits > 10 for function in functions))
+"""
+
+
+def test_functions_that_name_no_number_of_calls_are_audited_as_the_environment_says(monkeypatch):
+    done = run(monkeypatch, AUDITED, TANDEM_AUDIT="1")
+    assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
 FAILING = """

@@ -569,6 +569,20 @@ def scans() -> Iterator[Case]:
         x = data(*shape) / 4
         yield f"cumsum {shape} {dim}", lambda x, d=dim: x.cumsum(d), (x,)
         yield f"cumprod {shape} {dim}", lambda x, d=dim: (x + 1).cumprod(d), (x,)
+    for shape, dim in [
+        ((1,), 0),
+        ((600,), 0),
+        ((40, 5), 0),
+        ((70, 90), 1),
+        ((3, 300, 7), 1),
+        ((2, 50, 150), 1),
+    ]:
+        x = data(*shape) * 9
+        yield f"logcumsumexp {shape} {dim}", lambda x, d=dim: x.logcumsumexp(d), (x,)
+    x = torch.tensor([-torch.inf, -torch.inf, 3.0, -torch.inf, torch.inf, 2.0, torch.inf, torch.nan, 1.0])
+    for dim in (0, 1):
+        infinite = (torch.stack([x, x.flip(0), -x], 1 - dim),)
+        yield f"logcumsumexp infinite {dim}", lambda x, d=dim: x.logcumsumexp(d), infinite
     yield "cumsum of numbers", lambda x, i: x * i.cumsum(0), (data(9), torch.arange(9))
     yield "cumsum of transposed", lambda x: x.t().cumsum(0), (data(4, 5),)
 

@@ -239,6 +239,7 @@ MANY_DIMENSIONS = {
     "std": lambda x: x.std(-1),
     "norm": lambda x: x.norm(),
     "cumsum": lambda x: x.cumsum(-1),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
     "sort": lambda x: x.sort(-1).values,
     "topk": lambda x: x.topk(1, -1).values,
     "flip": lambda x: x.flip(-1),

@@ -321,6 +321,14 @@ def test_pace(times, severity, words):
     assert any(f.severity == severity and words in f.text for f in findings.findings(report))
 
 
+@pytest.mark.parametrize(("calls", "is_named"), [(4, False), (50, True)])
+def test_operators_without_a_kernel_are_named(calls, is_named):
+    report = settled(python_exec_us=100)
+    report |= {"ops_captured": 1000, "host_ops": {"aten::nonzero": calls, "aten::mode": 1}}
+    texts = [finding.text for finding in findings.findings(report)]
+    assert any("host path, most aten::nonzero (50), aten::mode (1)" in text for text in texts) == is_named
+
+
 def test_a_short_run_gets_no_statement_about_its_pace():
     """Most of its time belongs to imports."""
     report = empty(Report, ops_captured=10, steps_traced=3, steps_coexecuted=2, python_exec_us=10**6)

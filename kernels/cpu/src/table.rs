@@ -82,6 +82,7 @@ static TABLE: &[Row] = &[
     op("logsumexp").kernel(kernels::softmax::logsumexp),
     op("cumsum").kernel(kernels::scan::cumsum),
     op("cumprod").kernel(kernels::scan::cumprod),
+    op("logcumsumexp _logcumsumexp").kernel(kernels::log_scan::logcumsumexp),
     op("sort").kernel(kernels::sort::sort),
     op("sort.stable").kernel(kernels::sort::sort_stable),
     op("topk").kernel(kernels::sort::topk),

@@ -13,6 +13,7 @@ pub(crate) mod conv;
 pub(crate) mod flip_roll_repeat;
 pub(crate) mod index;
 mod kernel;
+pub(crate) mod log_scan;
 mod long_rows;
 pub(crate) mod loss;
 pub(crate) mod matmul;

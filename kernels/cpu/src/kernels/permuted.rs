@@ -69,7 +69,7 @@ impl Tensor {
 
 /// A tensor on which a kernel computes in another order than its strides say.
 #[derive(Clone, Copy)]
-struct Turned {
+struct Permuted {
     tensor: Tensor,
     planes: Planes,
 }
@@ -81,20 +81,20 @@ pub fn in_orders(
     tensors: &[Tensor],
     compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Clone + Send + Sync + 'static,
 ) -> Kernel {
-    let turned = tensors.iter().filter_map(|tensor| {
+    let permuted = tensors.iter().filter_map(|tensor| {
         let window = &windows[tensor.window];
         let planes = Planes::of(&window.sizes)?;
-        (order(window) != Some(tensor.wanted)).then_some(Turned { tensor: *tensor, planes })
+        (order(window) != Some(tensor.wanted)).then_some(Permuted { tensor: *tensor, planes })
     });
-    let turned: Vec<Turned> = turned.collect();
-    if turned.is_empty() {
+    let permuted: Vec<Permuted> = permuted.collect();
+    if permuted.is_empty() {
         return Kernel::new(windows, params, compute);
     }
-    let (last, copied): (Vec<Turned>, Vec<Turned>) =
-        turned.iter().partition(|turned| turned.tensor.wanted == Order::ChannelsLast);
+    let (last, copied): (Vec<Permuted>, Vec<Permuted>) =
+        permuted.iter().partition(|permuted| permuted.tensor.wanted == Order::ChannelsLast);
     let planes: Vec<(usize, Planes)> =
-        last.iter().map(|turned| (turned.tensor.window, turned.planes)).collect();
-    let kernel = Kernel::new(windows, params, on_copies(turned, compute.clone()));
+        last.iter().map(|permuted| (permuted.tensor.window, permuted.planes)).collect();
+    let kernel = Kernel::new(windows, params, on_copies(permuted, compute.clone()));
     match planes.is_empty() {
         true => kernel,
         false => kernel.or_channels_last(&planes, true, on_copies(copied, compute)),
@@ -125,17 +125,17 @@ pub fn in_either_order(
 
 /// The code that computes on each of `tensors` in the order `wanted`. The tensors in another order are copied.
 fn on_copies(
-    turned: Vec<Turned>,
+    permuted: Vec<Permuted>,
     compute: impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static,
 ) -> impl Fn(&dyn HostKernels, Addresses<'_>, &[u64]) -> bool + Send + Sync + 'static {
-    let room = turned.iter().map(|turned| turned.planes.len()).sum();
+    let room = permuted.iter().map(|permuted| permuted.planes.len()).sum();
     move |host, data, params| {
-        if turned.is_empty() {
+        if permuted.is_empty() {
             return compute(host, data, params);
         }
         with_scratch(room, |mut scratch| {
             let mut copies: SmallVec<[(usize, SendPtr<f32>); 4]> = SmallVec::new();
-            for Turned { tensor, planes } in &turned {
+            for Permuted { tensor, planes } in &permuted {
                 let (copy, rest) = std::mem::take(&mut scratch).split_at_mut(planes.len());
                 let copy = SendPtr(copy.as_mut_ptr());
                 if !tensor.is_written {
@@ -146,7 +146,7 @@ fn on_copies(
                 scratch = rest;
             }
             let done = data.with(&copies, |data| compute(host, data, params));
-            for (Turned { tensor, planes }, (_, copy)) in turned.iter().zip(&copies) {
+            for (Permuted { tensor, planes }, (_, copy)) in permuted.iter().zip(&copies) {
                 if tensor.is_written {
                     let to = data.of(tensor.window).get();
                     // SAFETY: the window has the planes' sizes, and the copy is as large.

@@ -63,6 +63,19 @@ const ERFC_POLY: [f32; 9] = [
     0.0002561815,
 ];
 const ERFC_LEAD: f32 = 0.79963076;
+/// `e^r` on `|r| <= ln(2)/2`: the Taylor series.
+const EXP_F64_POLY: [f64; 10] = [
+    1.0,
+    1.0,
+    1.0 / 2.0,
+    1.0 / 6.0,
+    1.0 / 24.0,
+    1.0 / 120.0,
+    1.0 / 720.0,
+    1.0 / 5040.0,
+    1.0 / 40320.0,
+    1.0 / 362_880.0,
+];
 /// `log2(1+f)/f` on `|f| <= 1/3`, with an error of 2^-35.
 pub(super) const POW_LOG2_POLY: [f64; 13] = [
     1.4426950408923298,
@@ -344,6 +357,25 @@ pub fn pow(x: f32, y: f32) -> f32 {
     if one { 1.0 } else { signed }
 }
 
+/// `e^x` for `-708 < x <= 0` or NaN, with a relative error of 2^-36. It is 0 for smaller `x`.
+#[inline(always)]
+pub fn exp_f64(x: f64) -> f64 {
+    let t = x.max(-708.0).mul_add(std::f64::consts::LOG2_E, MAGIC_F64);
+    let r = (t - MAGIC_F64).mul_add(-std::f64::consts::LN_2, x);
+    let n = t.to_bits().wrapping_sub(MAGIC_F64.to_bits());
+    let power = f64::from_bits(n.wrapping_add(1023) << 52);
+    if x < -708.0 { 0.0 } else { horner_f64(r, EXP_F64_POLY) * power }
+}
+
+/// Natural logarithm of a finite `x` from 1 on, with an error of 2^-35 times the result.
+#[inline(always)]
+pub fn log_f64(x: f64) -> f64 {
+    let bits = x.to_bits();
+    let e = bits.wrapping_sub((2.0_f64 / 3.0).to_bits()) >> 52;
+    let f = f64::from_bits(bits.wrapping_sub(e << 52)) - 1.0;
+    std::f64::consts::LN_2 * f.mul_add(horner_f64(f, POW_LOG2_POLY), f64::from(e as i32))
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -420,6 +452,18 @@ pub(super) mod tests {
             log1p,
             &[(-1.0, -INF), (0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, NAN), (-1.5, NAN), (NAN, NAN)],
         );
+    }
+
+    #[test]
+    fn double_precision() {
+        for i in 0..100_000 {
+            let x = f64::from(i) * -0.00708;
+            assert!((exp_f64(x) / x.exp() - 1.0).abs() < 2f64.powi(-36), "{x}");
+            let y = 1.0 + f64::from(i) * f64::from(i) * 1e-6;
+            assert!((log_f64(y) - y.ln()).abs() <= 2f64.powi(-35) * y.ln(), "{y}");
+        }
+        assert_eq!([exp_f64(-800.0), exp_f64(f64::NEG_INFINITY), log_f64(1.0)], [0.0; 3]);
+        assert!(exp_f64(f64::NAN).is_nan());
     }
 
     #[test]

@@ -750,6 +750,11 @@ fn table_by_arguments() -> Vec<(&'static str, Choose)> {
         ("where", |args| (args.len() == 3).then_some(&WHERE)),
         ("masked_fill", |_| Some(&MASKED_FILL)),
         ("elu_backward", |_| Some(&ELU_BACKWARD)),
+        ("polygamma", |args| match args.first() {
+            Some(Arg::Int(0)) => Some(&DIGAMMA),
+            Some(Arg::Int(1)) => Some(&TRIGAMMA),
+            _ => None,
+        }),
         ("copy", |_| Some(&COPY)),
         // If a tensor is the value, PyTorch checks it, so PyTorch's kernel has to run.
         ("fill", |args| (!matches!(args.get(1), Some(Arg::Tensor))).then_some(&COPY)),
@@ -796,6 +801,29 @@ static ELU_BACKWARD: Op = Op::new(Same, &[0, 5], |a| {
         g * &input_scale * (&alpha * &scale) * (y * &input_scale).exp()
     };
     Some(y.le(0.0).select(below, g * scale))
+});
+
+/// `polygamma` of order 0.
+static DIGAMMA: Op = Op::new(Float, &[1], |a| Some(a.x[0].f("digamma_")));
+/// `polygamma` of order 1, the derivative of `digamma`: reflection below 0.5, six steps of the recurrence, and the
+/// asymptotic series (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12).
+static TRIGAMMA: Op = Op::new(Float, &[1], |a| {
+    const PI: f64 = std::f64::consts::PI;
+    (a.ty == Ty::F32).then_some(())?;
+    let x = &a.x[0];
+    let is_reflected = x.lt(0.5);
+    let turns = x - 2.0 * E::un(Un::Floor, 0.5 * x);
+    let sine = (turns * PI).f("sin_");
+    let mut y = is_reflected.select(1.0 - x, x);
+    let mut sum = a.lit(0.0);
+    for _ in 0..6 {
+        sum = sum + 1.0 / (&y * &y);
+        y = y + 1.0;
+    }
+    let square = 1.0 / (&y * &y);
+    let series = 1.0 / 6.0 - &square * (1.0 / 30.0 - &square * (1.0 / 42.0));
+    let sum = sum + (1.0 + 0.5 / &y + &square * series) / &y;
+    Some(is_reflected.select(PI * PI / (&sine * &sine) - &sum, &sum))
 });
 
 const SELECT: Op = Op::new(Same, FIRST[3], |a| Some(a.x[0].cast(Ty::Bool).select(&a.x[1], &a.x[2])));

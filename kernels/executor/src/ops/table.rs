@@ -179,6 +179,7 @@ static TABLE: &[Row] = &[
     op("histc").bounds(&[(3, Bound::EndOf(2))]),
     op("cumsum").outputs(outputs::selection::scan),
     op("cumprod").outputs(outputs::selection::scan),
+    op("logcumsumexp _logcumsumexp").outputs(outputs::selection::log_scan),
     op("sort").outputs(outputs::selection::sort),
     op("sort.stable").outputs(outputs::selection::sort_stable),
     op("topk").outputs(outputs::selection::topk),

@@ -174,8 +174,8 @@ fn statistics(
     Some(Statistics { mean: outs.pop()?, rstd })
 }
 
-/// Returns the step of two sums over `dy`, the gradient times the weight if there is one: of `dy`, and of `dy * (x -
-/// mean)`.
+/// Returns the step that adds `dy` to one sum and `dy * (x - mean)` to another. `dy` is the gradient, times the weight if
+/// there is one.
 fn gradient_sums(ty: Ty, weighted: bool) -> impl Fn(&mut Kernel, [E; 2], &[E], &E) -> [E; 2] {
     move |_, [sum, dot], v, _| {
         let dy = v[0].cast(ty);

@@ -114,14 +114,3 @@ pub fn ldexp(l: &mut Lowering<'_>) -> Option<()> {
     let op = Op::new(DtypeRule::Same, &[0, 1], |a| Some(&a.x[0] * a.x[1].f("exp2_")));
     apply(l, &op, &operands)
 }
-
-/// `polygamma(n, self)` for `n` = 0 and `n` = 1.
-pub fn polygamma(l: &mut Lowering<'_>) -> Option<()> {
-    let operands = [l.operand(1)?];
-    let value: fn(&mut Args<'_>) -> Option<E> = match l.pin(0)? as i64 {
-        0 => |a| Some(a.x[0].f("digamma_")),
-        1 => |a| Some(a.x[0].f("trigamma_")),
-        _ => return None,
-    };
-    apply(l, &Op::new(DtypeRule::Float, &[1], value), &operands)
-}

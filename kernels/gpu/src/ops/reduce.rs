@@ -700,11 +700,33 @@ impl Norm {
 
 /// `linalg_vector_norm(self, ord, dim, keepdim, *, dtype)`.
 pub fn vector_norm(l: &mut Lowering<'_>) -> Option<()> {
+    let (p, keep, dtype) = (l.pin(1)?, l.flag(3, false), l.dtype(4)?);
+    norm_along(l, p, Some(2), keep, dtype)
+}
+
+/// `norm(self, p)`, also with `dim` and `keepdim`, and with `dtype` as the last argument. `p` is 2 if it is `None`.
+pub fn norm(l: &mut Lowering<'_>) -> Option<()> {
+    let p = if l.has(1) { l.pin(1)? } else { 2.0 };
+    let (dim, keep, dtype) = match inputs(l, 1) {
+        2 => (None, false, None),
+        3 => (None, false, l.dtype(2)?),
+        4 => (Some(2), l.flag(3, false), None),
+        _ => (Some(2), l.flag(3, false), l.dtype(4)?),
+    };
+    norm_along(l, p, dim, keep, dtype)
+}
+
+/// The norm of order `p`, which is argument 1, along the dimensions that argument `dim` names, or all.
+fn norm_along(
+    l: &mut Lowering<'_>,
+    p: f64,
+    dim: Option<usize>,
+    keep: bool,
+    dtype: Option<Dtype>,
+) -> Option<()> {
     let x = l.tensor(0)?;
-    let p = l.pin(1)?;
-    let space = dims(l, &x, Some(2))?;
-    let keep = l.flag(3, false);
-    let dtype = l.dtype(4)?.unwrap_or(x.dtype);
+    let space = dims(l, &x, dim)?;
+    let dtype = dtype.unwrap_or(x.dtype);
     if !x.dtype.is_floating()
         || !dtype.is_floating()
         || (space.members() == 0 && (p < 0.0 || p.is_infinite()))

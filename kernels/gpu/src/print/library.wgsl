@@ -784,21 +784,3 @@ fn log_ndtr_(x: f32) -> f32 {
   if (x < -1.0f) { return log_(erfcx_(-t) * 0.5f) - t * t; }
   return log1p_(-erfc_(t) * 0.5f);
 }
-
-// Derivative of digamma, by reflection, recurrence and an asymptotic series.
-fn trigamma_(x: f32) -> f32 {
-  if (is_nan(x)) { return x; }
-  var y = x;
-  var r = 0.0f;
-  var flip = 1.0f;
-  if (x < 0.5f) {
-    flip = -1.0f;
-    let s = sin_(3.14159265f * (x - 2.0f * floor(0.5f * x)));
-    r = -9.8696044f / (s * s);
-    y = 1.0f - x;
-  }
-  for (var i = 0u; i < 6u; i++) { r += 1.0f / (y * y); y += 1.0f; }
-  let w = 1.0f / (y * y);
-  r += (1.0f + 0.5f / y + w * (0.166666667f - w * (0.0333333333f - w * 0.0238095238f))) / y;
-  return flip * r;
-}

@@ -6,6 +6,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
+from torch_tandem import _core
 from torch_tandem._functions.function import Function
 from torch_tandem._functions.modules import wrap_class, wrap_module
 from torch_tandem._functions.types import Decorator, Module, Options, P, R, Replayed
@@ -36,22 +37,19 @@ def function(
     have issued the same operators on the same tensors. See docs/functions.md.
 
     - `input_signature`: a shape and a dtype for each tensor argument, such as `[((None, 3), torch.float32)]`.
-      A call
-    with other tensors raises a `TypeError`.
-    - `audit`: one call in this many runs Python and is compared with the replayed ones. By default, one in 8
-      at first
-    and one in 1,024 later.
+      A call with other tensors raises a `TypeError`.
+    - `audit`: one call in this many runs Python and is compared with the replayed ones. By default, what
+      TANDEM_AUDIT says, or one in 8 at first and one in 1,024 later.
     - `max_graphs`: the maximum number of kinds of calls that are kept.
     - `on_mismatch`: whether an audited call that differs leads to a warning (`"warn"`) or an error
       (`"raise"`).
     - `effects`: with `"refuse"`, a call with effects other than on tensors, such as prints, is not replayed.
-      With
-    `"skip"` it is, and its effects happen only in calls that run Python.
+      With `"skip"` it is, and its effects happen only in calls that run Python.
     """
     make = functools.partial(
         Function,
         input_signature=input_signature,
-        audit=audit,
+        audit=_core.audit_period() if audit is None else audit,
         max_graphs=max_graphs,
         on_mismatch=on_mismatch,
         effects=effects,

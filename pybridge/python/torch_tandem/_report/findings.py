@@ -155,6 +155,7 @@ def findings(report: Report) -> list[Finding]:
         *_pace(report),
         *_divergences(report),
         *_feeds(report),
+        *_host_path(report),
     ]
     order = {"slow": 0, "note": 1, "good": 2}
     return sorted(found, key=lambda f: order[f.severity])
@@ -311,6 +312,18 @@ def _feeds(report: Report) -> list[Finding]:
     text = f"{size(total)} of host tensors were copied in, most at {place(worst['line'])}."
     advice = "What does not change between iterations can stay on the device: `.to('tandem')` once."
     return [Finding("note", text, advice, worst["line"])]
+
+
+def _host_path(report: Report) -> list[Finding]:
+    """Return a finding about operators that a GPU has no kernel for, if they are a notable share."""
+    calls = sum(report["host_ops"].values())
+    if calls < NOTABLE * report["ops_captured"]:
+        return []
+    most = sorted(report["host_ops"].items(), key=lambda op: -op[1])[:3]
+    names = ", ".join(f"{name} ({count:,})" for name, count in most)
+    text = f"{percent(calls, report['ops_captured'])} of the operator calls took the host path, most {names}."
+    advice = "Each waits for the GPU and copies its tensors: the same with other operators stays on the GPU."
+    return [Finding("note", text, advice)]
 
 
 @dataclass

@@ -20,6 +20,7 @@ KNOWN = frozenset(
     f"TANDEM_{name}"
     for name in (
         "ALLOW_SOFTWARE",
+        "AUDIT",
         "AUTOLOAD",
         "CACHE",
         "CACHE_DIR",

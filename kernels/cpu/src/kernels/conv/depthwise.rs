@@ -68,8 +68,9 @@ pub(super) struct Map {
     /// Sizes of the source and of the result.
     source: [usize; 2],
     result: [usize; 2],
-    /// Distance between the pixels that two successive outputs of a span read, and distance between these outputs.
+    /// Distance between the pixels that neighbouring outputs of a span read.
     step: usize,
+    /// Distance between neighbouring outputs of a span.
     stride: usize,
 }
 

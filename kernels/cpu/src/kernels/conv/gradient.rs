@@ -115,8 +115,8 @@ impl Gradient {
         })
     }
 
-    /// Finds the ranges that are multiplied for a tap and some rows of the grid: `to` gets their beginnings in the image and
-    /// in the grid. Returns their length in pixels.
+    /// Finds the pixels that are multiplied for a tap and some rows of the grid, as ranges of equal length. `to` gets the
+    /// beginning of each range in the image and in the grid. Returns the length in pixels.
     fn segments(&self, conv: &Conv, tap: &Tap, lines: Range<usize>, to: &mut Vec<[usize; 2]>) -> usize {
         let ([height, width], [down, across]) = (conv.size, conv.stride);
         to.clear();

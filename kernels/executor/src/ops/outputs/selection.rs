@@ -104,6 +104,13 @@ pub(crate) fn scan(call: &Call<'_>) -> Option<Outputs> {
     same.then(|| one(x.dtype, x.sizes))?
 }
 
+/// `logcumsumexp(self, dim)`.
+pub(crate) fn log_scan(call: &Call<'_>) -> Option<Outputs> {
+    let x = contiguous(call, 0).filter(|x| matches!(x.dtype, Dtype::FLOAT32 | Dtype::FLOAT64))?;
+    dimension(int(call, 1)?, x.sizes.len())?;
+    one(x.dtype, x.sizes)
+}
+
 /// `flip(self, dims)` of different dimensions.
 pub(crate) fn flip(call: &Call<'_>) -> Option<Outputs> {
     let x = contiguous(call, 0)?;
