@@ -178,6 +178,7 @@ BESIDE = """
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 
 def array(*shape):
@@ -238,11 +239,19 @@ print(torch.ones(2).type(torch.float16).type(), torch.arange(2).type(torch.Float
 torch.testing.assert_close(torch.tensor([0.0, 0.1]), torch.from_numpy(array(2)))
 spectrum = torch.fft.fft(torch.tensor([1.0, 2.0, 4.0])).conj()
 print(spectrum.numpy(force=True))
-for complain in (spectrum.numpy, spectrum.imag.numpy):
+query = torch.randn(1, 1, 4, 8)
+print(rounded(flex_attention(query, query, query)))
+learned = query.clone().requires_grad_()
+for complain in (spectrum.numpy, spectrum.imag.numpy, lambda: flex_attention(learned, query, query)):
     try:
         print(complain())
     except RuntimeError as error:
         print(error)
+held = torch.empty(0)
+held.set_(torch.from_numpy(shared))
+shared[1] = 9
+print(held.tolist(), torch.from_numpy(shared).set_(torch.ones(2)).tolist(), held.set_(torch.ones(3)) + 1)
+print(nn.ParameterList([nn.Parameter(torch.ones(2, 3))]), nn.ParameterDict({"a": torch.ones(2)}))
 """
 """Program with tensors on the host, from NumPy, beside those that it makes."""
 

@@ -9,18 +9,19 @@ With `--adopt auto`, a program is adopted unless it chooses devices itself: see 
 """
 
 import ctypes
+import functools
 import gc
 import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem._device import host_arguments, mixed_devices, sharing
+from torch_tandem._device import archives, host_arguments, mixed_devices, sharing
 from torch_tandem._device.replaced import replace
 from torch_tandem._device.sharing import has_aliases, move_to_host
 from torch_tandem._program import adoptable
@@ -118,7 +119,10 @@ def install() -> None:
     replace(torch.Tensor, "pin_memory", _pin_memory)
     replace(torch.Tensor, "share_memory_", sharing.share_memory_)
     torch._tensor_str._add_suffixes = _add_suffixes
+    for container in (torch.nn.ParameterList, torch.nn.ParameterDict):
+        container.extra_repr = _without_device(container.extra_repr)
     torch.serialization.register_package(4, _location, lambda storage, location: None)
+    archives.install(lambda index: "cpu", adopts=True)
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
     _workers_read_host_tensors()
     host_arguments.install()
@@ -176,6 +180,16 @@ _original_add_suffixes = torch._tensor_str._add_suffixes
 def _add_suffixes(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> str:
     """Add the suffixes of a printed tensor without its device, so that all tensors print alike."""
     return _original_add_suffixes(text, [s for s in suffixes if s != "device='cpu'"], *args, **kwargs)
+
+
+def _without_device(represent: Callable) -> Callable:
+    """A container's `extra_repr`, which does not show that its parameters are on Tandem."""
+
+    @functools.wraps(represent)
+    def call(self: Any) -> str:
+        return represent(self).replace(" (tandem:0)", "")
+
+    return call
 
 
 def _location(storage: Any) -> str | None:

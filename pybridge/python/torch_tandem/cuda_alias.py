@@ -19,6 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from torch_tandem import _core, device, distributed
+from torch_tandem._device import archives
 
 # Names that are replaced in torch.cuda and in the submodule of torch.cuda that defines them.
 _DEVICE_NAMES = (
@@ -207,6 +208,7 @@ def _checkpoints() -> None:
         return storage.to(device=torch.device("tandem", index if index < device.device_count() else 0))
 
     torch.serialization.register_package(5, tag, restore)
+    archives.install("cuda:{}".format)
 
 
 def _data_parallel() -> None:

@@ -48,6 +48,7 @@ def install() -> None:
     replace(torch.testing, "assert_close", _assert_close)
     replace(torch.Tensor, "type", _type)
     replace(torch.Tensor, "register_hook", _register_hook)
+    replace(torch.Tensor, "set_", _set)
 
 
 def _is_on_host(value: Any) -> bool:
@@ -246,6 +247,18 @@ def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
     if type(kind) is type(torch.FloatTensor) and not kind.is_cuda:
         return self.to(kind.dtype)
     return _original_type(self, dtype, *args, **kwargs)
+
+
+_original_set = torch.Tensor.set_
+
+
+def _set(self: torch.Tensor, source: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.set_`, which first moves the tensor to the device of the memory that it is given."""
+    device = getattr(source, "device", self.device)
+    if {self.device.type, device.type} == {"cpu", "tandem"}:
+        # The tensor gives up its elements.
+        self.data = torch.empty(0, dtype=self.dtype, device=device)
+    return _original_set(self, *([] if source is None else [source]), *args, **kwargs)
 
 
 _original_assert_close = torch.testing.assert_close
