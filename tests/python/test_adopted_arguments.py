@@ -242,7 +242,9 @@ print(spectrum.numpy(force=True))
 query = torch.randn(1, 1, 4, 8)
 print(rounded(flex_attention(query, query, query)))
 learned = query.clone().requires_grad_()
-for complain in (spectrum.numpy, spectrum.imag.numpy, lambda: flex_attention(learned, query, query)):
+written = learned.exp().add_(1).sum()
+attend = lambda: flex_attention(learned, query, query)
+for complain in (spectrum.numpy, spectrum.imag.numpy, attend, written.backward):
     try:
         print(complain())
     except RuntimeError as error:

@@ -1,11 +1,13 @@
 """Backward passes on tandem tensors. PyTorch's engine still runs the passes that Tandem cannot run."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
 
+from torch_tandem import cuda_alias
 from torch_tandem._device.untraced import untraced
 from torch_tandem._program.tracebacks import hide_frames
 
@@ -50,6 +52,7 @@ class Engine:
                 tensors, grad_tensors, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
             )
         except BaseException as error:
+            _name_types(error)
             hide_frames(error)
             raise
 
@@ -77,6 +80,16 @@ def _refuse_unused(found) -> None:
                 f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set "
                 "allow_unused=True if this is the desired behavior."
             )
+
+
+def _name_types(error: BaseException) -> None:
+    """Let an error about a tensor that was modified name the type that it has on the program's device."""
+    if not error.args or not isinstance(error.args[0], str) or "[tandem" not in error.args[0]:
+        return
+    is_adopted = torch._C._get_default_device() == "tandem"
+    if is_adopted or cuda_alias.installed():
+        of_type = r"[torch.\1Tensor" if is_adopted else r"[torch.cuda.\1Tensor"
+        error.args = (re.sub(r"\[tandem(\w+)Type", of_type, error.args[0]), *error.args[1:])
 
 
 def _watched() -> bool:
