@@ -1,6 +1,7 @@
 """Host tensors that calls of a function increment, as the step counts of most optimizers are."""
 
 import copy
+import functools
 import math
 
 import pytest
@@ -85,6 +86,24 @@ def test_a_scheduler_changes_the_learning_rate():
             group["lr"] = 0.01 / (1 + i)
 
     check(OPTIMIZERS["AdamW"], change, replayed=20)
+
+
+def test_counts_that_differed_become_equal():
+    """Python runs these calls, and no audit takes them for calls that differ."""
+
+    def change(i, model, optimizer):
+        counts = [state["step"] for state in optimizer.state.values()]
+        if i == 6:
+            counts[0].add_(1)
+        if i == 20:
+            counts[0].copy_(counts[1])
+
+    wrap = functools.partial(torch_tandem.function, audit=4, on_mismatch="raise")
+    for name in ("Adam", "RAdam"):
+        expected, _ = trained("tandem", lambda f: f, OPTIMIZERS[name], change)
+        seen, step = trained("tandem", wrap, OPTIMIZERS[name], change)
+        assert all(map(torch.equal, seen, expected))
+        assert step.cache_info().currsize == 2 and step.cache_info().hits > 8, step.explain()
 
 
 def set_counts(i, model, optimizer):

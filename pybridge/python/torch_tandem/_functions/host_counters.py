@@ -28,7 +28,7 @@ def _is_count(number: float) -> bool:
 class HostCounters:
     """The counters of a recorded call. Those that had equal numbers before the call are a group.
 
-    A replay needs equal numbers within each group, too, so a group is one number of the call's tape.
+    A replay needs the same groups, so a group is one number of the call's tape.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -60,14 +60,15 @@ class HostCounters:
         )
 
     def now(self) -> list[float] | None:
-        """The groups' numbers for a replay; None if the numbers of a group differ, or one is too large."""
+        """The groups' numbers for a replay; None if the groups are others now, or a number is too large."""
         found: dict[int, float] = {}
         for group, number, more in zip(self._groups, _counted(self.tensors()), self.increments, strict=True):
             if found.setdefault(group, number) != number:
                 return None
             if not _is_count(number) or number + more >= _END:
                 return None
-        return [found[group] for group in range(len(self.given))]
+        # Groups whose numbers have become equal would be one number of the tape.
+        return list(found.values()) if len(set(found.values())) == len(found) else None
 
     @contextlib.contextmanager
     def followed(self, numbers: list[Number]) -> Iterator[None]:
