@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_tandem._device import archives, host_arguments, mixed_devices, sharing
+from torch_tandem._device import archives, backward, host_arguments, mixed_devices, sharing
 from torch_tandem._device.replaced import replace
 from torch_tandem._device.sharing import has_aliases, move_to_host
 from torch_tandem._program import adoptable
@@ -123,6 +123,7 @@ def install() -> None:
         container.extra_repr = _without_device(container.extra_repr)
     torch.serialization.register_package(4, _location, lambda storage, location: None)
     archives.install(lambda index: "cpu", adopts=True)
+    backward.module_of_types = "torch"
     register_optimizer_step_post_hook(_keep_step_counts_on_host)
     _workers_read_host_tensors()
     host_arguments.install()

@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from torch_tandem import _core, device, distributed
-from torch_tandem._device import archives
+from torch_tandem._device import archives, backward
 
 # Names that are replaced in torch.cuda and in the submodule of torch.cuda that defines them.
 _DEVICE_NAMES = (
@@ -122,6 +122,7 @@ class _NoGraph:
 
 
 def _tensors() -> None:
+    backward.module_of_types = "torch.cuda"
     torch.Tensor.is_cuda = property(lambda self: self.device.type in ("tandem", "cuda"))
     original = torch.Tensor.cuda
 

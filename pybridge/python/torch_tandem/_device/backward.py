@@ -7,7 +7,6 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.variable import Variable
 
-from torch_tandem import cuda_alias
 from torch_tandem._device.untraced import untraced
 from torch_tandem._program.tracebacks import hide_frames
 
@@ -57,6 +56,8 @@ class Engine:
             raise
 
 
+# Module of the tensor types that errors name, `torch` or `torch.cuda`, if the program does not say "tandem".
+module_of_types = ""
 # Functions that see the tensors whose gradients a pass asks for.
 observers_of_inputs: list[Callable[[Sequence], None]] = []
 
@@ -86,10 +87,9 @@ def _name_types(error: BaseException) -> None:
     """Let an error about a tensor that was modified name the type that it has on the program's device."""
     if not error.args or not isinstance(error.args[0], str) or "[tandem" not in error.args[0]:
         return
-    is_adopted = torch._C._get_default_device() == "tandem"
-    if is_adopted or cuda_alias.installed():
-        of_type = r"[torch.\1Tensor" if is_adopted else r"[torch.cuda.\1Tensor"
-        error.args = (re.sub(r"\[tandem(\w+)Type", of_type, error.args[0]), *error.args[1:])
+    if module_of_types:
+        named = re.sub(r"\[tandem(\w+)Type", rf"[{module_of_types}.\1Tensor", error.args[0])
+        error.args = (named, *error.args[1:])
 
 
 def _watched() -> bool:
