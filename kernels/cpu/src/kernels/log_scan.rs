@@ -22,6 +22,8 @@ use tandem_executor::ir::Mem;
 const SIDE: usize = 16;
 /// Largest number of columns that a thread accumulates side by side.
 const COLUMNS: usize = 4 * SIDE;
+/// Number of rows, or of columns, below which PyTorch's kernel is faster.
+const FEW: usize = 8;
 /// Cost of an element, in additions.
 const COST: usize = 24;
 
@@ -80,13 +82,21 @@ widest! {
 fn run_scan_rows(x: &[f32], n: usize, y: &mut [f32]) {
     for (x, y) in x.chunks(SIDE * n).zip(y.chunks_mut(SIDE * n)) {
         let mut state = Running::EMPTY;
-        let mut elements = [0.0; SIDE];
-        for i in 0..n {
-            for (element, row) in elements.iter_mut().zip(x.chunks_exact(n)) {
-                *element = row[i];
+        for at in (0..n).step_by(SIDE) {
+            // Elements of all rows, transposed, so that a row is read and written in pieces.
+            let (mut tile, width) = ([[0.0; SIDE]; SIDE], SIDE.min(n - at));
+            for (r, row) in x.chunks_exact(n).enumerate() {
+                for (elements, x) in tile.iter_mut().zip(&row[at..at + width]) {
+                    elements[r] = *x;
+                }
             }
-            for (row, logarithm) in y.chunks_exact_mut(n).zip(state.add(&elements)) {
-                row[i] = logarithm;
+            for elements in &mut tile[..width] {
+                *elements = state.add(elements);
+            }
+            for (r, row) in y.chunks_exact_mut(n).enumerate() {
+                for (y, logarithms) in row[at..at + width].iter_mut().zip(&tile) {
+                    *y = logarithms[r];
+                }
             }
         }
     }
@@ -100,6 +110,9 @@ pub fn logcumsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     }
     let dim = dimension(call, 1, x.sizes.len())?;
     let [outer, n, inner] = [count(&x.sizes[..dim]), x.sizes[dim] as usize, count(&x.sizes[dim + 1..])];
+    if (if inner == 1 { outer } else { inner }) < FEW {
+        return None;
+    }
     if inner == 1 {
         let by = Division { rows: outer, n, cost: COST };
         return Kernel::of_rows(by, (read::<f32>(x), written::<f32>(y)), smallvec![], move |_, (x, y)| {
