@@ -110,7 +110,8 @@ pub fn logcumsumexp(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     }
     let dim = dimension(call, 1, x.sizes.len())?;
     let [outer, n, inner] = [count(&x.sizes[..dim]), x.sizes[dim] as usize, count(&x.sizes[dim + 1..])];
-    if (if inner == 1 { outer } else { inner }) < FEW {
+    let beside = if inner == 1 { outer } else { inner };
+    if beside < FEW {
         return None;
     }
     if inner == 1 {
