@@ -336,6 +336,15 @@ def test_a_change_is_seen(case):
     assert not differs(f, change, torch.ones(3, device="tandem"))
 
 
+def test_a_module_whose_name_is_no_text():
+    module = types.ModuleType("m")
+    assert not differs(
+        lambda x: x * (2.0 if module.__name__ == "m" else 3.0),
+        lambda: setattr(module, "__name__", 0),
+        torch.ones(3, device="tandem"),
+    )
+
+
 def test_an_argument_with_an_object_at_the_same_address():
     state = types.SimpleNamespace(mode=Empty())
 

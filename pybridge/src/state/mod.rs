@@ -33,7 +33,7 @@ use pyo3::types::{PyAny, PyDict, PyList, PyTuple};
 
 use self::member::{Guard, Member, is_heap_type};
 pub use self::reach::attributes_of;
-use self::reach::{holds, paired, reach, referent, refers_to, size_of};
+use self::reach::{has_keys, holds, paired, reach, referent, refers_to, size_of};
 use self::value::{
     Access, Action, Expected, Step, Value, is_of_containers, is_reached, parse_access, parse_expected,
 };
@@ -239,7 +239,8 @@ impl StateCheck {
             return Vec::new();
         }
         let is_container = |value: &Value| {
-            !value.is_late && matches!(value.expected, Expected::Type(_) | Expected::Sized(..))
+            !value.is_late
+                && matches!(value.expected, Expected::Type(_) | Expected::Sized(..) | Expected::Named(_))
         };
         // SAFETY: the comparison has found the objects where they are held, and nothing has run since.
         let found = |i: usize| unsafe { Bound::from_borrowed_ptr_or_opt(py, memory.objects[i]) };
@@ -458,7 +459,11 @@ impl StateCheck {
         length: isize,
         memory: &mut Memory,
     ) -> Result<(), usize> {
-        if length >= 0 && size_of(dict) != length {
+        let differs = match &self.values[i].expected {
+            Expected::Named(keys) => !has_keys(dict, keys.bind(py)),
+            _ => length >= 0 && size_of(dict) != length,
+        };
+        if differs {
             return Err(i);
         }
         let (mut at, mut key, mut item) = (0, std::ptr::null_mut(), std::ptr::null_mut());

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyDict, PyFloat, PyString};
+use pyo3::types::{PyAny, PyDict, PyFloat, PyString, PyTuple};
 
 use super::value::{Access, Expected};
 
@@ -67,6 +67,18 @@ pub fn size_of(object: *mut PyObject) -> isize {
     }
 }
 
+/// Whether the dict `object` has these keys, in this order.
+pub fn has_keys(object: *mut PyObject, keys: &Bound<'_, PyTuple>) -> bool {
+    let (mut at, mut key) = (0, std::ptr::null_mut());
+    let mut next = || {
+        // SAFETY: the dict is alive, and does not change between the steps, because no Python code runs.
+        let is_found = unsafe { ffi::PyDict_Next(object, &raw mut at, &raw mut key, std::ptr::null_mut()) };
+        (is_found != 0).then_some(key)
+    };
+    // Names of attributes are interned. A name that is not is another object, and counts as another name.
+    keys.iter().all(|name| next() == Some(name.as_ptr())) && next().is_none()
+}
+
 /// Returns the key or the value of a dict at a position among all keys and values. Keys have even positions.
 pub fn paired<'py>(dict: &Bound<'py, PyAny>, position: usize) -> Option<Bound<'py, PyAny>> {
     let (key, value) = dict.cast::<PyDict>().ok()?.iter().nth(position / 2)?;
@@ -108,6 +120,9 @@ pub fn holds(
         Expected::Equal(equal) => object.as_ptr() == equal.as_ptr() || is_equal(object, equal.bind(py)),
         Expected::Type(kind) => is_of(kind),
         Expected::Sized(kind, n) => is_of(kind) && size_of(object.as_ptr()) == *n,
+        Expected::Named(keys) => {
+            object.is_exact_instance_of::<PyDict>() && has_keys(object.as_ptr(), keys.bind(py))
+        }
         Expected::As(n) => other(*n) == object.as_ptr(),
     }
 }

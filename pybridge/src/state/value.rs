@@ -6,7 +6,7 @@ use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyDict, PyList, PySet, PyString, PyType};
+use pyo3::types::{PyAny, PyDict, PyList, PySet, PyString, PyTuple, PyType};
 
 use super::member::{Guard, Member, OBJECT, TYPE_OFFSET, is_heap_type, offsets_of_names};
 
@@ -50,6 +50,8 @@ pub enum Expected {
     Type(Py<PyAny>),
     /// A list, tuple or dict of this type and length.
     Sized(Py<PyAny>, isize),
+    /// A dict with these keys, in this order.
+    Named(Py<PyTuple>),
     /// The same object as the value with this number.
     As(usize),
 }
@@ -123,6 +125,7 @@ pub fn parse_expected(letter: char, operand: Bound<'_, PyAny>, n: usize) -> PyRe
         '=' => Expected::Equal(operand.unbind()),
         't' => Expected::Type(operand.unbind()),
         'l' => Expected::Sized(operand.unbind(), n as isize),
+        'n' => Expected::Named(operand.cast_into::<PyTuple>()?.unbind()),
         '&' => Expected::As(n),
         other => return Err(PyValueError::new_err(format!("no expectation {other:?}"))),
     })
@@ -142,6 +145,7 @@ impl Value {
             | Expected::Equal(object)
             | Expected::Type(object)
             | Expected::Sized(object, _) => Some(object),
+            Expected::Named(keys) => Some(keys.as_any()),
             Expected::Any | Expected::Absent | Expected::As(_) => None,
         };
         held.into_iter().chain(compared)
@@ -186,6 +190,7 @@ impl Value {
             _ if self.function != usize::MAX => Some(Action::Function(self.function)),
             Expected::Sized(_, n) if self.is_constant => Some(Action::Tuple(*n)),
             Expected::Sized(kind, n) => Some(Action::Visit(kind.as_ptr() as usize, *n)),
+            Expected::Named(_) => Some(Action::Visit(0, -1)),
             Expected::Referent(_, kind) => Some(Action::Visit(*kind, -1)),
             Expected::Type(kind) if !self.children.is_empty() => {
                 Some(Action::Visit(kind.as_ptr() as usize, -1))

@@ -18,7 +18,8 @@ KINDS = {
     ),
     "values compared by type": (
         r"payload (np\.\w+|Fraction|Decimal|timedelta|date|subclass.*|enum|IntEnum|Flag|frozenset|path|pattern|UUID|torch\.Generator)"
-        r"|layer (slots|dataclass with slots|SimpleNamespace|argparse.*|mappingproxy|namedtuple|frozen.*|member of an enum|itertools.*|weak ref.*)"
+        r"|layer (slots|dataclass with slots|SimpleNamespace|argparse.*|mappingproxy|namedtuple|frozen.*|member of an enum|itertools.*|weak ref.*"
+        r"|.* (compared|looked up|as text|formatted)(?=;|$))"
     ),
     "contents": (
         r"layer (.*set(?=;|$)|deque.*|array.*|bytearray|memoryview|key .*|first of a dict|OrderedDict|UserDict|ChainMap|Counter|list of 5,000|length.*"

@@ -274,6 +274,25 @@ LAYERS += [
     }.items()
 ]  # fmt: skip
 
+# Objects that code reads as a whole, without naming what is in them.
+LAYERS += [
+    Layer(f"{name} {how}", make, get.replace("{same}", make.replace("{v}", "2.0")), sets, plain=True)
+    for name, make, sets in (
+        ("SimpleNamespace", "SimpleNamespace(v={v})", (*_V[:2], "{e}.__init__(v={v})")),
+        ("argparse.Namespace", "argparse.Namespace(v={v})", _V[:2]),
+        ("dataclass", "Data({v})", _V[:2]),
+        ("namedtuple of a list", "Pair([{v}], 1)", ("{e}.v[0] = {v}", "{e}.v.__init__([{v}])")),
+        ("list", "[{v}]", ("{e}[0] = {v}", "{e}.__init__([{v}])")),
+        ("dict", "{{'a': {v}}}", ("{e}['a'] = {v}", "{e}.__init__(a={v})")),
+        ("OrderedDict", "OrderedDict(a={v})", ("{e}['a'] = {v}", "{e}.__init__(a={v})")),
+        ("deque", "deque([{v}])", ("{e}[0] = {v}", "{e}.__init__([{v}])")),
+    )
+    for how, get in {
+        "compared": "(3.0 if {e} == {same} else 1.0)", "looked up": "(3.0 if {e} in [{same}] else 1.0)",
+        "as text": "(sum(repr({e}).encode()) % 97)", "formatted": "(sum(f'{{{e}}}'.encode()) % 97)",
+    }.items()
+]  # fmt: skip
+
 # Keys of dicts.
 LAYERS += [
     Layer(f"key {key}", f"{{{{{key}: {{v}}}}}}", f"{{e}}[{key}]", (f"{{e}}[{key}] = {{v}}", f"{{e}}.update({{{{{key}: {{v}}}}}})"))

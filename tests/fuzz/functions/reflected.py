@@ -191,7 +191,8 @@ def shown(value: Any) -> Any:
     if isinstance(value, BaseException):
         return type(value)
     if isinstance(value, torch.Tensor):
-        return str(value.shape), str(value.dtype), str(value.tolist()) if value.numel() < 100 else ""
+        elements = tried(lambda: str(value.tolist()) if value.numel() < 100 else "")
+        return str(value.shape), str(value.dtype), elements if isinstance(elements, str) else type(elements)
     if isinstance(value, list) and value and isinstance(value[0], float):
         return str(value)
     return None

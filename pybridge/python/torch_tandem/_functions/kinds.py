@@ -100,12 +100,14 @@ def package_of(kind: type) -> str:
 
 
 def is_called_by_syntax(name: str, item: Any) -> bool:
-    """Whether a member of a class is an object that an operator or other syntax calls, such as `__add__`."""
+    """Whether a member of a class is an object that an operator or other syntax calls, such as `__add__`, or
+    None, which forbids the operator.
+    """
     return (
         name.startswith("__")
         and name.endswith("__")
         and type(item) is not types.FunctionType
-        and callable(getattr(item, "__func__", item))
+        and (item is None or callable(getattr(item, "__func__", item)))
         and not isinstance(item, (type, types.WrapperDescriptorType, types.MethodDescriptorType))
     )
 

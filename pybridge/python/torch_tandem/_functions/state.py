@@ -51,6 +51,7 @@ class Value:
     - `=`: an equal value.
     - `t`: an object of a type.
     - `l`: a sequence or a dict of a type and a length.
+    - `n`: a dict with the names in a tuple, in order.
     - `&`: an object that occurs earlier in the state.
     """
 
@@ -259,6 +260,8 @@ def _is_same(one: Value, two: Value, known: dict[int, int]) -> bool:
             return one.expected() is two.expected() is not None
         case "=":
             return _is_equal(one.expected, two.expected)
+        case "n":
+            return one.expected == two.expected
         case "&":
             return known.get(two.length) == one.length
         case "s" | "t" | "l":

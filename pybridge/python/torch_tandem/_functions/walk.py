@@ -500,7 +500,8 @@ class _Walk:
             self.attributes(at, _core.attributes_of(value))
         if not self.is_torchs(at):
             for name in kinds.OF_FUNCTIONS:
-                if name in self.names:
+                # The text of a function has its qualified name.
+                if name == "__qualname__" or name in self.names:
                     self.attribute(at, name, getattr(value, name))
         # Code that ran may also read or set these of a function that did not run.
         if has_run or "__code__" in self.names:
@@ -559,9 +560,11 @@ class _Walk:
     def reaches_all(self, kind: type) -> bool:
         """Whether code may reach any attribute of a type's objects.
 
-        The code of `typing` is not observed, and an alias hands its attributes on to its class.
+        The code of `typing` is not observed, and an alias hands its attributes on to its class. Operators and
+        texts read all attributes of a `SimpleNamespace` in C.
         """
-        return kinds.package_of(kind) == "typing" or self.world.reaches_all(kind)
+        is_whole = kinds.package_of(kind) == "typing" or issubclass(kind, types.SimpleNamespace)
+        return is_whole or self.world.reaches_all(kind)
 
     def instance(self, at: int, value: Any, kind: type) -> None:
         if kinds.is_pythons(kind) and not (kinds.is_of_torch(kind.__module__) or kinds.is_of_standard(kind)):
@@ -621,7 +624,9 @@ class _Walk:
         members = kinds.members(value)
         inside = self.space(kinds.name_of_class(value), members)
         self.state.classes[id(members)] = value
-        self.whole(inside, members)
+        entry = self.values[inside]
+        # A new member may be one that syntax calls, or that code looks up in vain.
+        entry.kind, entry.expected, entry.length = "n", tuple(members), len(members)
         reaches_all = self.world.is_dynamic or any(issubclass(c, value) for c in self.world.dynamic_classes)
         reaches_all |= self.world.reaches_all(value)
         if not kinds.is_of_torch(value.__module__) and not kinds.is_of_standard(value):
@@ -693,7 +698,7 @@ class _Walk:
                     f"code that it runs reads the members of the module {value.__name__} by __dict__"
                 )
             members = _core.attributes_of(value)
-            inside = self.space(value.__name__, members)
+            inside = self.space(str(value.__name__), members)
             if rest[0] not in members:
                 self.key(inside, members, "__getattr__", ".__getattr__")
             self.chain(inside, members, rest[0], f".{rest[0]}", rest[1:], called, by_torch)
