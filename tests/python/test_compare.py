@@ -1,5 +1,6 @@
 """`tandem compare` runs both sides in turn, and shows figures and losses."""
 
+import json
 import re
 import signal
 import subprocess
@@ -60,6 +61,25 @@ def test_a_script_that_ends_earlier_is_compared_as_far(script):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ +40 +\S+ +\S+", done.stdout, re.M), done.stdout
     assert "not measured" in done.stdout
+
+
+@pytest.mark.parametrize("iterations", ["1000000", "100"])
+def test_the_page_begins_with_the_speed_beside_eagers(script, tmp_path, iterations):
+    page = tmp_path / "out.html"
+    done = compare("--steps", "120", "--report", str(page), script(), iterations)
+    assert done.returncode == 0, done.stderr + done.stdout
+    [ratio] = re.findall(r"^eager / Tandem, by pairs of blocks +(\d+\.\d\d)", done.stdout, re.M)
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    data = json.loads(data)
+    assert data["verdict"].startswith(f"{ratio} times as fast as eager: ")
+    assert data["about"]["title"] == "script.py"
+    assert data["report"]["kernels"] and data["timeline"]["steps"]
+
+
+def test_a_script_that_ends_too_early_for_a_page_says_so(script, tmp_path):
+    done = compare("--report", str(tmp_path / "out.html"), script(), "3")
+    assert done.returncode == 1
+    assert "was not written, because the script made too few iterations" in " ".join(done.stdout.split())
 
 
 def test_a_script_that_fails_is_shown_with_its_error(script):

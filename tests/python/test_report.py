@@ -151,7 +151,8 @@ def test_page_is_self_contained(nodes):
     assert not re.search(r"@import|url\(|\bimport\s*\(|fetch\(|XMLHttpRequest|WebSocket", page)
     assert "default-src 'none'" in page
     data = embedded(page)
-    assert data["verdict"].startswith("98 % of 244,800 operator calls co-executed")
+    speed = "16.78 ms an iteration, 59.6 a second. "
+    assert data["verdict"].startswith(f"{speed}98 % of 244,800 operator calls co-executed")
     assert len(data["graph"]["nodes"]) == nodes
     assert len(page) < 4_000_000
 
@@ -300,11 +301,23 @@ def test_verdict_names_the_worst_line(tmp_path, monkeypatch):
         "fetches": [empty(Fetch, line=f"{script}:2 in train", count=100, wait_us=39_000_000)],
     }
     assert findings.verdict(report) == (
+        "1.00 s an iteration, 1.0 a second. "
         "97 % of 1.2 M operator calls co-executed; 3 divergences; "
         "Python waited 41 % of the time, most at train.py:2 (print(loss.item()))."
     )
     slow = findings.findings(report)[0]
     assert slow.severity == "slow" and "39 % of the time" in slow.text and "less often" in slow.advice
+
+
+def test_the_verdict_begins_with_the_speed_beside_eagers():
+    report = settled(python_exec_us=590_000, python_stall_us=410_000, runner_exec_us=500_000)
+    compared = findings.Compared(eager=21_000, tandem=14_000, ratio=1.48, pairs=20)
+    verdict = findings.verdict(report, compared)
+    assert verdict.startswith("1.48 times as fast as eager: 14.00 ms an iteration instead of 21.00 ms. "), (
+        verdict
+    )
+    assert findings.as_data(report, compared)["compared"]["pairs"] == 20
+    assert findings.as_data(report)["compared"] is None
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ namespace tandem {
 
 namespace {
 
-// Work that does not block Python: operators that use a received tensor wait for it. Exceptions are a barrier, a wait
-// with a timeout, and the question which rank a message came from.
+// Work that does not block Python: operators that use a received tensor wait for it. Only a barrier, a wait with a
+// timeout, and a query of the rank that a message came from block.
 class Work final : public c10d::Work {
  public:
   Work(std::shared_ptr<Collective> collective, bool blocks)

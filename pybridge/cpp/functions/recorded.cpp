@@ -251,7 +251,7 @@ bool Argument::accepts(const at::Tensor& t, at::TensorList all, bool reads_gradi
     return false;
   if (has_fixed_offset && t.storage_offset() != offset) return false;
   if (identity(all[first]) != identity(t) || t.storage_offset() - all[first].storage_offset() != distance) return false;
-  // The first argument on the storage, and the first that is the same tensor, must be the recorded ones.
+  // As in the recorded call, `first` is the first argument on this storage, and `same` the first that is this tensor.
   return (first == 0 || first_on(t, all) == first) && (!same || first_same(t, all, first) == *same);
 }
 

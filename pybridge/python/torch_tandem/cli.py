@@ -120,6 +120,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     compare.add_argument(
         "--steps", type=int, default=400, metavar="N", help="maximum number of iterations of each side (400)"
     )
+    compare.add_argument(
+        "--report",
+        metavar="FILE",
+        type=_writable,
+        help="write the report to FILE as a page (HTML), with the speed beside eager's",
+    )
     for command in (run, compare):
         command.add_argument(
             "-m",
@@ -173,7 +179,7 @@ def _compare(options: argparse.Namespace) -> int:
     kind, name, args = "script", options.script, options.args
     if options.module is not None:
         kind, (name, *args) = "module", options.module
-    return compare.compare([kind, name, *args], options.steps)
+    return compare.compare([kind, name, *args], options.steps, options.report)
 
 
 def _find(options: argparse.Namespace) -> tuple[scripts.Script, list[str]]:

@@ -6,13 +6,15 @@ import os
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
 
-from torch_tandem._command.compared import PROFILE
+from torch_tandem._command.compared import PAGE, PROFILE, RECORD
+from torch_tandem._report.findings import Compared
 
 WARM_UP = 20
 """Number of iterations before the first measured block."""
@@ -34,6 +36,8 @@ TRIED = 8
 """Maximum number of measured blocks with PyTorch's kernels."""
 GAIN = 1.03
 """Lower quartile of the ratios from which PyTorch's kernels are recommended."""
+RECORDED = 60
+"""Maximum number of iterations after the warm-up that the page shows."""
 _ROWS = 8
 _SHOWN_LOSSES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -57,6 +61,7 @@ class Process:
     """Answers to the script's queries for accelerators, by query and line."""
     operators: dict[str, list[float]] = field(default_factory=dict)
     ended: bool = False
+    has_recorded: bool = False
 
     def start(self, side: str, **variables: str) -> None:
         """Start the process, with these environment variables, up to the end of the first iteration."""
@@ -88,7 +93,15 @@ class Process:
     def run(self, steps: int, *options: str) -> dict[str, Any]:
         """Run a block of iterations."""
         os.write(self._requests, f"{steps} {' '.join(options)}\n".encode())
+        self.has_recorded |= RECORD in options
         return self.answer()
+
+    def write_page(self, path: str, compared: Compared | None) -> None:
+        """Let the process write the page of the block that it has recorded."""
+        page = quote(json.dumps({"path": path, "compared": compared and asdict(compared)}))
+        os.write(self._requests, f"0 {PAGE}{page}\n".encode())
+        if not self._lines.readline():
+            raise Failed(f"{self.name}: the page cannot be written to {path}")
 
     def stop(self) -> None:
         """End the process, even if the script is still running."""
@@ -96,15 +109,20 @@ class Process:
         self._process.wait()
 
 
-def compare(command: list[str], steps: int) -> int:
-    """Compare both sides of `command` (a kind, a name, and arguments) in about `steps` iterations."""
+def compare(command: list[str], steps: int, page: str | None = None) -> int:
+    """Compare both sides of `command` (a kind, a name, and arguments) in about `steps` iterations.
+
+    `page` is the path of the page that explains the speed on Tandem, or None.
+    """
     sides = eager, tandem = Process("eager", command), Process("Tandem", command)
     console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
     try:
         for side, name in zip(sides, ("eager", "tandem"), strict=True):
             side.start(name)
-        measure(eager, tandem, steps)
+        measure(eager, tandem, steps, records=page is not None)
         advice = kernels_advice(eager, tandem, steps)
+        if page is not None and tandem.has_recorded:
+            tandem.write_page(page, beside_eager(eager, tandem))
     except Failed as failure:
         console.print(f"tandem: {failure}", style="bold")
         return 1
@@ -122,11 +140,17 @@ def compare(command: list[str], steps: int) -> int:
         console.print(f"\n{title}")
         if table is not None:
             console.print(table)
+    if page is not None and not tandem.has_recorded:
+        console.print(f"\ntandem: {page} was not written, because the script made too few iterations")
+        return 1
     return 0
 
 
-def measure(eager: Process, tandem: Process, steps: int) -> None:
-    """Run both sides in turn: the warm-up, the measured blocks, and a profiled block."""
+def measure(eager: Process, tandem: Process, steps: int, records: bool = False) -> None:
+    """Run both sides in turn: the warm-up, the measured blocks, and a profiled block.
+
+    `records`: also a block before the measured ones that is recorded for the page.
+    """
     sides = (eager, tandem)
     answers = [side.run(_warm_up(steps)) for side in sides if not side.ended]
     if not answers:
@@ -134,6 +158,11 @@ def measure(eager: Process, tandem: Process, steps: int) -> None:
     each = answers[0]["seconds"] / max(1, answers[0]["steps"])
     longest = max(1, round(BLOCK_SECONDS / max(1e-9, each)))
     done = 1 + _warm_up(steps)
+    if records and not eager.ended and not tandem.ended:
+        block = min(RECORDED, max(1, steps // 4))
+        eager.run(block)
+        tandem.run(block, RECORD)
+        done += block
     for _ in range(BLOCKS):
         block = min(longest, _block(done))
         if done + block > steps or eager.ended or tandem.ended:
@@ -227,6 +256,15 @@ def too_few(eager: Process, steps: int) -> str:
 def ratios(eager: Process, tandem: Process) -> list[float]:
     """Return the time of each of eager's blocks, as a multiple of the time of Tandem's block."""
     return [a / b for a, b in zip(eager.per_step, tandem.per_step, strict=False)]
+
+
+def beside_eager(eager: Process, tandem: Process) -> Compared | None:
+    """Return the medians of the measured blocks, or None if there were too few."""
+    found = ratios(eager, tandem)
+    if len(found) < 2:
+        return None
+    times = (1e6 * statistics.median(side.per_step) for side in (eager, tandem))
+    return Compared(*times, ratio=statistics.median(found), pairs=len(found))
 
 
 def spread(eager: Process, tandem: Process) -> str:

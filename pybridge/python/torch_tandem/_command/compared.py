@@ -18,9 +18,17 @@ from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 PROFILE = "profile"
 """The word in a request that asks for a block which is profiled by operator."""
+RECORD = "record"
+"""The word in a request that asks for a block whose report, timeline and graph are kept for a page."""
+PAGE = "page="
+"""The beginning of the word in a request, without iterations, that asks for the page of what was kept.
+
+The rest of the word is JSON in the quoting of URLs: the path, and the measured speed.
+"""
 
 
 QUERIES = {
@@ -62,7 +70,7 @@ class Side:
         self.steps = 0  # iterations of the block
         self.losses: list[Any] = []  # scalars whose gradients the block's iterations computed
         self.asked: dict[str, str] = {}  # answers to the script's queries for accelerators
-        self.profiled = False
+        self.profiled = self.recorded = False
         self.started = time.perf_counter()
         self.profiler: Any = None
 
@@ -129,6 +137,8 @@ class Side:
         seconds = time.perf_counter() - self.started
         if self.profiled:
             operators = self.stop_profile()
+        if self.recorded:
+            self.keep()
         answer = {
             "seconds": seconds,
             "steps": self.steps,
@@ -139,13 +149,18 @@ class Side:
             "last": is_last,
         }
         print(json.dumps(answer), file=self.answers, flush=True)
-        if is_last:
+        if is_last and not self.has_kept():
             return
         count, *options = self.requests.readline().split() or self.end()
+        for page in (option.removeprefix(PAGE) for option in options if option.startswith(PAGE)):
+            self.write_page(**json.loads(unquote(page)))
+            print("{}", file=self.answers, flush=True)
         self.left, self.steps, self.losses = int(count) - 1, 0, []
         if self.left < 0:
             self.end()
-        self.profiled = PROFILE in options
+        self.profiled, self.recorded = PROFILE in options, RECORD in options
+        if self.recorded:
+            self.record()
         if self.profiled:
             self.start_profile()
         self.started = time.perf_counter()
@@ -153,6 +168,18 @@ class Side:
     def end(self) -> NoReturn:
         """End the process, because enough was measured or because the other side has ended."""
         os._exit(0)
+
+    def record(self) -> None:
+        """Begin to record what a page shows. There is no page of eager's side."""
+
+    def keep(self) -> None:
+        """Keep what was recorded."""
+
+    def has_kept(self) -> bool:
+        return False
+
+    def write_page(self, path: str, compared: dict[str, float] | None) -> None:
+        """Write the page of what was kept."""
 
     def start_profile(self) -> None:
         from torch.profiler import ProfilerActivity, profile
@@ -186,6 +213,7 @@ class Tandem(Side):
         from torch_tandem._compile import torch_compile
 
         self.api = torch_tandem
+        self.kept: tuple | None = None
         torch_compile.install(False)
         cuda_alias.install()
         adopt.install_unless_it_chooses(script.source())
@@ -194,9 +222,28 @@ class Tandem(Side):
     def wait(self) -> None:
         self.api.synchronize()
 
-    def start_profile(self) -> None:
+    def record(self) -> None:
         self.api.record()
         self.api.reset_report()
+
+    def keep(self) -> None:
+        from torch_tandem import _core
+
+        self.kept = self.api.report(), _core.timeline(), _core.graph()
+        self.api.record(False)
+
+    def has_kept(self) -> bool:
+        return self.kept is not None
+
+    def write_page(self, path: str, compared: dict[str, float] | None) -> None:
+        from torch_tandem._report import page
+        from torch_tandem._report.findings import Compared
+
+        assert self.kept is not None, "a block was recorded"
+        page.write(path, *self.kept, compared and Compared(**compared))
+
+    def start_profile(self) -> None:
+        self.record()
 
     def stop_profile(self) -> dict[str, list[float]]:
         """Return the time in seconds and the number of calls of each kernel. Its name lists its operators."""

@@ -47,14 +47,31 @@ class Finding:
     line: str = ""
 
 
-def as_data(report: Report) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Compared:
+    """The speed of the same script in eager and on Tandem, measured in turn by `tandem compare`."""
+
+    # Median times of an iteration, in microseconds.
+    eager: float
+    tandem: float
+    # Median of the ratios of `pairs` pairs of blocks.
+    ratio: float
+    pairs: int
+
+
+def as_data(report: Report, compared: Compared | None = None) -> dict[str, Any]:
     """Return the verdict, the findings, and the times behind them, as plain data."""
     found, times = [asdict(finding) for finding in findings(report)], _times(report)
-    return {"verdict": verdict(report), "findings": found, "times": asdict(times) | {"busy": times.busy}}
+    return {
+        "verdict": verdict(report, compared),
+        "findings": found,
+        "times": asdict(times) | {"busy": times.busy},
+        "compared": compared and asdict(compared),
+    }
 
 
-def verdict(report: Report) -> str:
-    """Summarize the program's run in one sentence."""
+def verdict(report: Report, compared: Compared | None = None) -> str:
+    """Summarize the program's run: its speed, beside eager's if that is known, and what was co-executed."""
     captured = report["ops_captured"]
     elsewhere = [f"{model.text} {model.advice}" for model in models(report)]
     if not captured:
@@ -75,7 +92,17 @@ def verdict(report: Report) -> str:
     worst = _worst_fetch(report)
     if worst and worst.wait_us > NOTABLE * _elapsed(report):
         waited += f", most at {place(worst.line)}"
-    return " ".join([*elsewhere, "; ".join([*parts, waited]) + "."])
+    fast = f"{speed}." if (speed := _speed(report, compared)) else ""
+    return " ".join([*elsewhere, *filter(None, [fast]), "; ".join([*parts, waited]) + "."])
+
+
+def _speed(report: Report, compared: Compared | None) -> str:
+    """Return the time of an iteration, beside eager's if that is known, or "" if there were too few."""
+    if compared:
+        times = f"{duration(compared.tandem)} an iteration instead of {duration(compared.eager)}"
+        return f"{compared.ratio:.2f} times as fast as eager: {times}"
+    step = _times(report).step
+    return f"{duration(step)} an iteration, {_rate(step)} a second" if step else ""
 
 
 def is_traced_only(report: Report) -> bool:
@@ -444,10 +471,11 @@ def is_settled(report: Report) -> bool:
 def speed(report: Report) -> str:
     """Return a text with the time of an iteration, or "" if there were too few."""
     step = _times(report).step
-    if not step:
-        return ""
-    rate = f"{1e6 / step:,.1f}" if step > 1e4 else f"{1e6 / step:,.0f}"
-    return f"{duration(step)} an iteration, {rate} a second (mean after the tenth)"
+    return f"{duration(step)} an iteration, {_rate(step)} a second (mean after the tenth)" if step else ""
+
+
+def _rate(step: float) -> str:
+    return f"{1e6 / step:,.1f}" if step > 1e4 else f"{1e6 / step:,.0f}"
 
 
 def place(line: str) -> str:

@@ -20,11 +20,13 @@ _MOST_EVENTS = 20_000  # number of events of the timeline on the page, the newes
 _MOST_SOURCES = 5_000  # maximum number of source lines whose text is on the page
 
 
-def html(report: Report, timeline: Timeline, graphs: Graphs) -> str:
-    """Return the page's HTML."""
+def html(
+    report: Report, timeline: Timeline, graphs: Graphs, compared: findings.Compared | None = None
+) -> str:
+    """Return the page's HTML. `compared` is the speed beside eager's, if it was measured."""
     data = {
         "about": _about(),
-        **findings.as_data(report),
+        **findings.as_data(report, compared),
         "report": report,
         "timeline": _newest(timeline),
         "graph": _packed(graphs),
@@ -44,9 +46,15 @@ def html(report: Report, timeline: Timeline, graphs: Graphs) -> str:
     return text
 
 
-def write(path: str, report: Report, timeline: Timeline, graphs: Graphs) -> None:
+def write(
+    path: str,
+    report: Report,
+    timeline: Timeline,
+    graphs: Graphs,
+    compared: findings.Compared | None = None,
+) -> None:
     """Write the page to a file."""
-    text = html(report, timeline, graphs)
+    text = html(report, timeline, graphs, compared)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 

@@ -19,7 +19,7 @@ function verdict({ verdict: text, findings }, graph) {
   document.querySelector(".findings").append(...findings.map(item));
 }
 
-function figures({ report: r, times: t }) {
+function figures({ report: r, times: t, compared }) {
   const steps = r.steps_traced + r.steps_coexecuted;
   const since = t.settled ? "since iteration 11" : `of ${duration(t.elapsed)}`;
   const after = [10, 5].find((number) => r[`ops_after_${number}`]);
@@ -33,7 +33,7 @@ function figures({ report: r, times: t }) {
   ];
   const ran = ways.filter(([, number, always]) => number || always);
   const shown = [
-    ...(t.step ? [["An iteration", duration(t.step), `${compact(1e6 / t.step)} a second, mean`]] : []),
+    ...speed(t, compared),
     ["Iterations", count(steps), ran.map(([how, number]) => `${count(number)} ${how}`).join(", ")],
     [
       "Co-executed",
@@ -74,6 +74,17 @@ function figures({ report: r, times: t }) {
         ),
       ),
     );
+}
+
+// The speed beside eager's if it was measured, or else the time of an iteration.
+function speed(times, compared) {
+  if (compared) {
+    const { ratio, tandem, eager, pairs } = compared;
+    const note = `${duration(tandem)} an iteration, eager ${duration(eager)}: medians of ${pairs} blocks each`;
+    return [["Beside eager", `${ratio.toFixed(2)} x`, note]];
+  }
+  const rate = `${compact(1e6 / times.step)} a second, mean; tandem compare measures eager's`;
+  return times.step ? [["An iteration", duration(times.step), rate]] : [];
 }
 
 function compact(value) {
