@@ -1,5 +1,6 @@
 """`torch.compile(backend="tandem")`: Dynamo's graphs are functions, forward and backward."""
 
+import contextlib
 import gc
 import json
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 import torch_tandem
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.debugging import ExplainWithBackend
 from torch.nn import functional as F
+from torch_tandem._compile.backend import tandem
 from torch_tandem._device import iterations
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -144,6 +147,7 @@ def test_dropout_draws_in_the_order_of_memory():
 SCRIPT = """
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)).to("cuda")
@@ -218,3 +222,65 @@ def test_host_tensors_are_left_to_python():
     for i in range(10):
         x = torch.full((3,), float(i))
         torch.testing.assert_close(ours(x), x.sin() + 1)
+
+
+def nested_breaks(on):
+    """Dynamo's configuration in which it breaks graphs within functions that it inlines, if it has that."""
+    has = hasattr(torch._dynamo.config, "nested_graph_breaks")
+    return torch._dynamo.config.patch(nested_graph_breaks=on) if has else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_hooks_that_compiled_code_registers(nested):
+    def f(x):
+        x.register_hook(lambda grad: grad * 4)
+        x.register_hook(lambda grad: grad / 2)
+        x.register_hook(lambda grad: grad * 3)
+        return x, x * x
+
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return tandem(module, inputs)
+
+    compiled = torch.compile(f, backend=backend)
+    with nested_breaks(nested):
+        for _ in range(4):
+            x = compiled(torch.ones(3, device="tandem", requires_grad=True))[0]
+            x.backward(torch.tensor([1.0, 2.0, 3.0], device="tandem"))
+            assert x.grad.tolist() == [6.0, 12.0, 18.0]
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_backend_that_returns_the_graph_as_a_module(nested):
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.buffer = torch.ones(4, device="tandem")
+
+        def forward(self, x):
+            self.buffer = self.buffer.to(x + 1)
+            return self.buffer + x
+
+    iterations.install()
+    module = Adds()
+    compiled = torch.compile(lambda x: module(x), backend=lambda graph, inputs: graph)
+    with nested_breaks(nested):
+        for i in range(3):
+            assert compiled(torch.full((4,), float(i), device="tandem")).tolist() == [1.0 + i] * 4
+
+
+def test_passes_that_dynamo_compiles():
+    def grads(device, backend):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        model.load_state_dict({name: torch.ones_like(p) / 3 for name, p in model.state_dict().items()})
+        model.to(device)
+        enabled = compiled_autograd._enable(torch.compile(backend=backend))
+        with enabled if backend else contextlib.nullcontext():
+            model(torch.ones(2, 3, device=device)).square().sum().backward()
+        return [p.grad.cpu() for p in model.parameters()]
+
+    for backend in ("eager", "aot_eager"):
+        torch.testing.assert_close(grads("tandem", backend), grads("cpu", None))

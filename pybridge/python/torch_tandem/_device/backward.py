@@ -1,6 +1,7 @@
 """Backward passes on tandem tensors. PyTorch's engine still runs the passes that Tandem cannot run."""
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,10 +35,10 @@ class Engine:
         try:
             for look in observers_of_inputs if inputs else ():
                 look(inputs)
-            # PyTorch's engine runs two rare kinds of passes: those that accumulate into some inputs only, and
-            # those that accumulate with `create_graph`.
+            # PyTorch's engine runs some rare kinds of passes: those that accumulate into some inputs only,
+            # those that accumulate with `create_graph`, and those that Dynamo compiles.
             ours = bool(inputs) != accumulate_grad and not (create_graph and accumulate_grad)
-            if ours and _plain(tensors) and _plain(inputs) and not _watched():
+            if ours and _plain(tensors) and _plain(inputs) and not _watched() and not _is_compiled():
                 overrides = _overrides()
                 with torch._C.DisableTorchFunction():
                     done, found = _backward(
@@ -97,6 +98,12 @@ def _watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or peek_interpreter_stack() is not None
 
 
+def _is_compiled() -> bool:
+    """Whether Dynamo compiles backward passes (`torch._dynamo.config.compiled_autograd`)."""
+    compiled_autograd = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled_autograd is not None and compiled_autograd.compiled_autograd_enabled
+
+
 def _overrides() -> int:
     """The state of `__torch_function__`: 0 enabled, 1 disabled for subclasses, 2 disabled for modes too."""
     if torch._C._is_torch_function_enabled():
@@ -106,5 +113,5 @@ def _overrides() -> int:
 
 def install() -> None:
     """Replace autograd's engine with `Engine`."""
-    untraced(Engine.run_backward, _plain, _watched, _overrides, _refuse_unused)
+    untraced(Engine.run_backward, _plain, _watched, _is_compiled, _overrides, _refuse_unused)
     Variable._execution_engine = Engine(Variable._execution_engine)

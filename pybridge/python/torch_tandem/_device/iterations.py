@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tandem import _core
-from torch_tandem._device.untraced import untraced
+from torch_tandem._device.untraced import traced_within_callers, untraced
 from torch_tandem._program.tracebacks import hide_frames
 from torch_tandem._report import candidates, residence
 
@@ -44,6 +44,7 @@ def install() -> None:
     register_optimizer_step_post_hook(_after_step)
     nn.Module.__call__ = _watched_call
     untraced(_after_step, _end, residence.of_module, candidates.after_step)
+    traced_within_callers(_watched_call)
 
 
 def _after_step(optimizer, args, kwargs) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from torch_tandem._device.untraced import untraced
+
 
 def replace(owner: Any, name: str, new: Callable) -> None:
     """Let `new` take the place of a function of a module, or of a method of `torch.Tensor`.
 
     Pickles name the function as before, TorchScript compiles calls of it as before, and overrides
-    (`__torch_function__`, modes) see calls of the method instead of what it calls.
+    (`__torch_function__`, modes) see calls of the method instead of what it calls. Dynamo compiles no frames of
+    PyTorch's files, and none of the function's.
     """
     original = getattr(owner, name)
     is_method = isinstance(owner, type)
@@ -33,4 +36,5 @@ def replace(owner: Any, name: str, new: Callable) -> None:
         operator = torch.jit._builtins._find_builtin(original)
         if operator is not None:
             torch.jit._builtins._register_builtin(function, operator)
+    untraced(function)
     setattr(owner, name, function)
