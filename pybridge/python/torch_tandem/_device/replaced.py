@@ -15,8 +15,8 @@ def replace(owner: Any, name: str, new: Callable) -> None:
     """Let `new` take the place of a function of a module, or of a method of `torch.Tensor`.
 
     Pickles name the function as before, TorchScript compiles calls of it as before, and overrides
-    (`__torch_function__`, modes) see calls of the method instead of what it calls. Dynamo compiles no frames of
-    PyTorch's files, and none of the function's.
+    (`__torch_function__`, modes) see calls of the method instead of what it calls. As with PyTorch's files,
+    Dynamo compiles no frame of the function.
     """
     original = getattr(owner, name)
     is_method = isinstance(owner, type)
