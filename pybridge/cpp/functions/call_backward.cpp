@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -263,8 +264,8 @@ class CallBackward : public StepwiseNode {
 };
 
 // Gives leaves gradients of their own. Autograd keeps the gradient of a leaf without a copy if nothing else refers to the
-// tensor. While it runs node by node, the graph refers to gradients that later become views of others; here they have
-// all been computed.
+// tensor and its strides are the leaf's. While it runs node by node, the graph refers to gradients that later become views
+// of others; here they have all been computed.
 void separate(variable_list& grads, const edge_list& targets) {
   std::unordered_map<const void*, std::vector<size_t>> on;
   for (size_t i = 0; i < grads.size(); i++)
@@ -276,7 +277,8 @@ void separate(variable_list& grads, const edge_list& targets) {
       const auto overlaps = [&](size_t other) {
         return !grads[other].is_same(grad) && may_overlap(grads[other], grad);
       };
-      if (dynamic_cast<AccumulateGrad*>(&*targets[all[k]].function) &&
+      const auto* leaf = dynamic_cast<AccumulateGrad*>(&*targets[all[k]].function);
+      if (leaf && torch::autograd::utils::obeys_layout_contract(grad, leaf->variable) &&
           std::any_of(all.begin() + k + 1, all.end(), overlaps))
         grad = grad.clone();
     }
