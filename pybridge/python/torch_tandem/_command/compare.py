@@ -37,7 +37,7 @@ TRIED = 8
 GAIN = 1.03
 """Lower quartile of the ratios from which PyTorch's kernels are recommended."""
 RECORDED = 60
-"""Maximum number of iterations after the warm-up that the page shows."""
+"""Maximum number of iterations that the page shows."""
 _ROWS = 8
 _SHOWN_LOSSES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -149,7 +149,8 @@ def compare(command: list[str], steps: int, page: str | None = None) -> int:
 def measure(eager: Process, tandem: Process, steps: int, records: bool = False) -> None:
     """Run both sides in turn: the warm-up, the measured blocks, and a profiled block.
 
-    `records`: also a block before the measured ones that is recorded for the page.
+    `records`: also blocks before and after the measured ones that are recorded for the page. It shows the
+    later one, which is longer, unless the script ends before.
     """
     sides = (eager, tandem)
     answers = [side.run(_warm_up(steps)) for side in sides if not side.ended]
@@ -158,11 +159,8 @@ def measure(eager: Process, tandem: Process, steps: int, records: bool = False) 
     each = answers[0]["seconds"] / max(1, answers[0]["steps"])
     longest = max(1, round(BLOCK_SECONDS / max(1e-9, each)))
     done = 1 + _warm_up(steps)
-    if records and not eager.ended and not tandem.ended:
-        block = min(RECORDED, max(1, steps // 4))
-        eager.run(block)
-        tandem.run(block, RECORD)
-        done += block
+    if records:
+        done += record(sides, done)
     for _ in range(BLOCKS):
         block = min(longest, _block(done))
         if done + block > steps or eager.ended or tandem.ended:
@@ -172,9 +170,21 @@ def measure(eager: Process, tandem: Process, steps: int, records: bool = False) 
             if not answer["last"]:
                 side.per_step.append(answer["seconds"] / answer["steps"])
         done += block
+    if records:
+        record(sides, done)
     for side in sides:
         if not eager.ended and not tandem.ended:
             side.operators = side.run(PROFILED, PROFILE)["operators"]
+
+
+def record(sides: tuple[Process, Process], done: int) -> int:
+    """Record a block of each side after `done` iterations, and return its length."""
+    if any(side.ended for side in sides):
+        return 0
+    block = min(RECORDED, _block(done))
+    for side in sides:
+        side.run(block, RECORD)
+    return block
 
 
 def kernels_advice(eager: Process, tandem: Process, steps: int) -> str:
@@ -224,9 +234,14 @@ def _block(done: int) -> int:
     return max(1, done // 4)
 
 
-def needed(steps: int) -> int:
-    """Return a number of iterations that is enough for the warm-up and two blocks."""
+def needed(steps: int, records: bool = False) -> int:
+    """Return a number of iterations that is enough for the warm-up and two blocks.
+
+    `records`: and for one that is recorded.
+    """
     done = 1 + _warm_up(steps)
+    if records:
+        done += _block(done)
     done += _block(done)
     return done + _block(done)
 
@@ -245,10 +260,12 @@ def too_few(eager: Process, steps: int) -> str:
             "No iteration was seen: one ends with optimizer.step() or, without an optimizer, with a call of "
             "a model under torch.no_grad()."
         )
-    fewest = next((n for n in range(FEWEST, steps) if needed(n) <= seen), None)
+    records = eager.has_recorded
+    fewest = next((n for n in range(FEWEST, steps) if needed(n, records) <= seen), None)
     remedy = f", or use --steps {min(seen, steps) if seen >= FEWEST else FEWEST}" if fewest else ""
     return (
-        f"Too few iterations: the script made {seen}, and {needed(steps)} are enough, {_warm_up(steps)} of "
+        f"Too few iterations: the script made {seen}, and {needed(steps, records)} are enough, "
+        f"{_warm_up(steps)} of "
         f"them to warm up. Let it make more{remedy}."
     )
 
