@@ -152,7 +152,7 @@ def test_a_write_happens_in_each_call(name):
     assert run(lambda f: torch_tandem.function(f, audit=10**6)) == run(lambda f: f)
 
 
-# Code that calls a special method of an object `o`, `__name__`, or does without it, and the method.
+# By the name of a member: code that uses the member of `o`, or does without it; and the new member.
 SPECIAL = {
     "__str__": (lambda o: len(str(o)), lambda self: "x"),
     "__format__": (lambda o: len(f"{o}"), lambda self, spec: "x"),

@@ -265,8 +265,7 @@ def too_few(eager: Process, steps: int) -> str:
     remedy = f", or use --steps {min(seen, steps) if seen >= FEWEST else FEWEST}" if fewest else ""
     return (
         f"Too few iterations: the script made {seen}, and {needed(steps, records)} are enough, "
-        f"{_warm_up(steps)} of "
-        f"them to warm up. Let it make more{remedy}."
+        f"{_warm_up(steps)} of them to warm up. Let it make more{remedy}."
     )
 
 

@@ -93,7 +93,7 @@ def verdict(report: Report, compared: Compared | None = None) -> str:
     if worst and worst.wait_us > NOTABLE * _elapsed(report):
         waited += f", most at {place(worst.line)}"
     fast = f"{speed}." if (speed := _speed(report, compared)) else ""
-    return " ".join([*elsewhere, *filter(None, [fast]), "; ".join([*parts, waited]) + "."])
+    return " ".join(filter(None, [*elsewhere, fast, "; ".join([*parts, waited]) + "."]))
 
 
 def _speed(report: Report, compared: Compared | None) -> str:
