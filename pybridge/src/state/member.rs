@@ -58,6 +58,28 @@ impl Guard {
     }
 }
 
+/// The place of an attribute of functions and cells that is a property in C: a field of the object, in CPython 3.11 to
+/// 3.14 (`funcobject.h`, `cellobject.h`).
+pub fn field_of(kind: &Bound<'_, PyType>, name: &str) -> Option<Member> {
+    static TYPES: PyOnceLock<[Py<PyAny>; 2]> = PyOnceLock::new();
+    let find = || -> PyResult<[Py<PyAny>; 2]> {
+        let types = kind.py().import("types")?;
+        Ok([types.getattr("FunctionType")?.unbind(), types.getattr("CellType")?.unbind()])
+    };
+    let [function, cell] = TYPES.get_or_try_init(kind.py(), find).ok()?;
+    let (number, is_optional) = match name {
+        "__name__" if kind.is(function) => (2, false),
+        "__qualname__" if kind.is(function) => (3, false),
+        "__code__" if kind.is(function) => (4, false),
+        "__defaults__" if kind.is(function) => (5, true),
+        "__kwdefaults__" if kind.is(function) => (6, true),
+        "cell_contents" if kind.is(cell) => (0, false),
+        _ => return None,
+    };
+    let offset = std::mem::size_of::<PyObject>() + number * std::mem::size_of::<usize>();
+    Some(Member { kind: kind.as_ptr() as usize, offset, is_optional, is_guarded: false })
+}
+
 /// Whether an object is a class that Python code has made or can change.
 pub fn is_heap_type(object: &Bound<'_, PyAny>) -> bool {
     let Ok(class) = object.cast::<PyType>() else { return false };

@@ -7,8 +7,8 @@
 //!
 //! **Speed.** A value that has not been replaced is still the same object, so one comparison of pointers is enough.
 //! CPython 3.11 and 3.12 count the changes of each dict, so an unchanged dict takes one comparison too. A list of steps
-//! names the values that have to be looked at even so; what the steps read is stored apart from the rest, so that it
-//! fits the first-level cache.
+//! names the values that have to be looked at even so. In these versions, `words.rs` compares the words that all steps
+//! would read in one loop, and only steps that find others are taken.
 //! **Validity of pointers.** A value's pointer is followed only after the object that holds the value was found to be
 //! the same and still to hold it. The check itself holds the objects at which the walk begins. No Python code runs
 //! meanwhile; values that are reached by Python code, such as the items of a set, are compared last.
@@ -20,6 +20,7 @@
 mod member;
 mod reach;
 mod value;
+mod words;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -37,6 +38,7 @@ use self::reach::{has_keys, holds, paired, reach, referent, refers_to, size_of};
 use self::value::{
     Access, Action, Expected, Step, Value, is_of_containers, is_reached, parse_access, parse_expected,
 };
+use self::words::Words;
 
 /// What the latest comparison has found.
 #[derive(Default)]
@@ -48,6 +50,10 @@ struct Memory {
     changes: Vec<u64>,
     /// The pointers in each function's object.
     functions: Vec<[usize; FUNCTION_WORDS]>,
+    /// The words that show that the steps find the same objects as before. Known after a comparison that has passed.
+    words: Option<Words>,
+    /// The values whose objects were replaced since their words were read.
+    replaced: Vec<usize>,
     /// The objects that were found equal to the expected ones.
     held: Vec<Option<Py<PyAny>>>,
     /// Whether the roots are noted. They stay the same, since the check holds them.
@@ -274,36 +280,10 @@ impl StateCheck {
     fn compare_early(&self, objects: &Bound<'_, PyList>, memory: &mut Memory) -> Result<(), usize> {
         let py = objects.py();
         memory.are_guarded = self.guards.iter().all(|guard| guard.holds(py));
-        if !memory.knows_roots {
-            for i in self.roots.iter().copied() {
-                let Access::Root(object) = &self.values[i].access else { continue };
-                self.note(py, i, object.as_ptr(), memory)?;
-            }
-            memory.knows_roots = true;
-        }
-        for Step { number, action } in &self.steps {
-            let i = *number;
-            match action {
-                Action::Function(function) => self.visit_function(py, i, *function, memory)?,
-                Action::Stored(kind, range) => {
-                    self.visit_stored(py, i, *kind, &self.stored[range.clone()], memory)?;
-                }
-                Action::Tuple(length) => self.visit_tuple(py, i, *length, memory)?,
-                Action::Visit(kind, length) => self.visit(py, i, *kind, *length, None, memory)?,
-                Action::VisitParts(kind, length, parts) => {
-                    self.visit(py, i, *kind, *length, Some(&self.stored[parts.clone()]), memory)?;
-                }
-                Action::Argument(argument) => {
-                    let object = objects.get_item(*argument).map_err(|_| i)?;
-                    self.note(py, i, object.as_ptr(), memory)?;
-                }
-                Action::Referent => {
-                    let Access::Referent(reference) = &self.values[i].access else { continue };
-                    let object = referent(reference.bind(py));
-                    // The program still holds the object, and nothing runs that could drop it.
-                    self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), memory)?;
-                }
-            }
+        if memory.are_guarded && memory.words.is_some() {
+            self.take_changed_steps(objects, memory)?;
+        } else {
+            self.take_all_steps(objects, memory)?;
         }
         // The earlier value of a pair may be reached after the later one, so pairs are compared when all objects are
         // known.
@@ -330,6 +310,69 @@ impl StateCheck {
                 || self.others.iter().any(|other| memory.objects[*other] == object)
         };
         self.arguments.iter().find(is_of_state).map_or(Ok(()), |i| Err(*i))
+    }
+
+    fn take_all_steps(&self, objects: &Bound<'_, PyList>, memory: &mut Memory) -> Result<(), usize> {
+        memory.words = None;
+        memory.replaced.clear();
+        if !memory.knows_roots {
+            for i in self.roots.iter().copied() {
+                let Access::Root(object) = &self.values[i].access else { continue };
+                self.note(objects.py(), i, object.as_ptr(), memory)?;
+            }
+            memory.knows_roots = true;
+        }
+        for step in &self.steps {
+            self.take(step, objects, memory)?;
+        }
+        // Without versions, most steps have to be taken.
+        if self.counts_changes && memory.are_guarded {
+            self.read_words(memory);
+        }
+        Ok(())
+    }
+
+    /// Takes the steps that may find other objects than before.
+    fn take_changed_steps(&self, objects: &Bound<'_, PyList>, memory: &mut Memory) -> Result<(), usize> {
+        let mut next = 0;
+        // SAFETY: the steps before `next` were compared, and no Python code has run since.
+        while let Some(step) = memory.words.as_ref().and_then(|words| unsafe { words.differing(next) }) {
+            let taken = self.take(&self.steps[step], objects, memory);
+            self.read_words_again(step, taken.is_ok(), memory);
+            taken?;
+            next = step + 1;
+        }
+        Ok(())
+    }
+
+    fn take(
+        &self,
+        Step { number, action }: &Step,
+        objects: &Bound<'_, PyList>,
+        memory: &mut Memory,
+    ) -> Result<(), usize> {
+        let (py, i) = (objects.py(), *number);
+        match action {
+            Action::Function(function) => self.visit_function(py, i, *function, memory),
+            Action::Stored(kind, range) => {
+                self.visit_stored(py, i, *kind, &self.stored[range.clone()], memory)
+            }
+            Action::Tuple(length) => self.visit_tuple(py, i, *length, memory),
+            Action::Visit(kind, length) => self.visit(py, i, *kind, *length, None, memory),
+            Action::VisitParts(kind, length, parts) => {
+                self.visit(py, i, *kind, *length, Some(&self.stored[parts.clone()]), memory)
+            }
+            Action::Argument(argument) => {
+                let object = objects.get_item(*argument).map_err(|_| i)?;
+                self.note(py, i, object.as_ptr(), memory)
+            }
+            Action::Referent => {
+                let Access::Referent(reference) = &self.values[i].access else { return Ok(()) };
+                let object = referent(reference.bind(py));
+                // The program still holds the object, and nothing runs that could drop it.
+                self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), memory)
+            }
+        }
     }
 
     fn visit_function(
@@ -546,6 +589,7 @@ impl StateCheck {
         let is_held = value.is_constant || matches!(value.expected, Expected::Equal(_));
         memory.held[i] = found.filter(|_| is_held).map(Bound::unbind);
         memory.is_replaced = true;
+        memory.replaced.push(i);
         memory.is_container_replaced |= value.is_distinct;
         Ok(())
     }

@@ -8,7 +8,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList, PySet, PyString, PyTuple, PyType};
 
-use super::member::{Guard, Member, OBJECT, TYPE_OFFSET, is_heap_type, offsets_of_names};
+use super::member::{Guard, Member, OBJECT, TYPE_OFFSET, field_of, is_heap_type, offsets_of_names};
+use super::reach::referent;
 
 /// How a value is reached from its parent, the value that holds it.
 pub enum Access {
@@ -211,9 +212,12 @@ impl Value {
         if !matches!(access, Access::Attribute(_) | Access::Attributes) {
             return None;
         }
-        let kind = match &self.expected {
-            Expected::Same(object) => object.bind(py).get_type(),
-            Expected::Type(kind) | Expected::Sized(kind, _) => kind.bind(py).cast::<PyType>().ok()?.clone(),
+        let kind = match (&self.access, &self.expected) {
+            (Access::Root(object), _) | (_, Expected::Same(object)) => object.bind(py).get_type(),
+            (_, Expected::Type(kind) | Expected::Sized(kind, _)) => {
+                kind.bind(py).cast::<PyType>().ok()?.clone()
+            }
+            (_, Expected::Referent(reference, _)) => referent(reference.bind(py))?.get_type(),
             _ => return None,
         };
         let address = kind.as_ptr() as usize;
@@ -231,21 +235,28 @@ impl Value {
             });
         };
         let name = name.bind(py);
-        if kind.is(PyType::type_object(py)) {
-            let Expected::Same(class) = &self.expected else { return None };
-            let in_class = |offset| Member { kind: address, offset, is_optional: false, is_guarded: false };
-            match name.to_str().ok()? {
-                "__class__" => return Some(in_class(TYPE_OFFSET)),
-                "__name__" if is_heap_type(class.bind(py)) => {
-                    return offsets_of_names(py).map(|o| in_class(o[0]));
+        let at = |offset| Member { kind: address, offset, is_optional: false, is_guarded: false };
+        let type_of_types = PyType::type_object(py);
+        let is_of_types = kind.is_subclass(&type_of_types).ok()?;
+        if is_of_types && !kind.is(&type_of_types) && is_overridden(&kind, name) {
+            return None;
+        }
+        match name.to_str().ok()? {
+            "__class__" if is_of_types || !is_heap_type(&kind) => return Some(at(TYPE_OFFSET)),
+            "__name__" | "__qualname__" if is_of_types => {
+                let Expected::Same(class) = &self.expected else { return None };
+                let which = usize::from(name == "__qualname__");
+                return offsets_of_names(py).filter(|_| is_heap_type(class.bind(py))).map(|o| at(o[which]));
+            }
+            name => {
+                if let Some(field) = field_of(&kind, name) {
+                    return Some(field);
                 }
-                "__qualname__" if is_heap_type(class.bind(py)) => {
-                    return offsets_of_names(py).map(|o| in_class(o[1]));
-                }
-                _ => {}
             }
         }
-        let members = kind.getattr("__dict__").ok()?;
+        // The walk lists the names of the members of a class's own type, so they are not guarded.
+        let owner = if is_of_types { &type_of_types } else { &kind };
+        let members = owner.getattr("__dict__").ok()?;
         let descriptor = members.get_item(name).ok()?;
         if descriptor.get_type().name().ok()? != "member_descriptor" {
             return None;
@@ -257,7 +268,7 @@ impl Value {
             return None;
         }
         let (offset, is_optional) = (member.offset as usize, member.type_code == OBJECT);
-        let is_guarded = is_heap_type(&kind);
+        let is_guarded = is_heap_type(owner);
         if is_guarded {
             // Another type of types may look attributes up in another order.
             if !kind.get_type().is(PyType::type_object(py)) {
@@ -270,6 +281,15 @@ impl Value {
         }
         Some(Member { kind: address, offset, is_optional, is_guarded })
     }
+}
+
+/// Whether a type of types, or a base of it, has a member that takes the place of one of `type` or `object`.
+fn is_overridden(kind: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> bool {
+    let has = |base: Bound<'_, PyAny>| {
+        is_heap_type(&base)
+            && base.getattr("__dict__").and_then(|members| members.contains(name)).unwrap_or(true)
+    };
+    kind.mro().iter().any(has)
 }
 
 /// Whether a value is reached from another one, other than as the dict of an object's attributes, which several objects
