@@ -74,6 +74,8 @@ def test_the_page_begins_with_the_speed_beside_eagers(script, tmp_path, iteratio
     assert data["verdict"].startswith(f"{ratio} times as fast as eager: ")
     assert data["about"]["title"] == "script.py"
     assert data["report"]["kernels"] and data["timeline"]["steps"]
+    [candidate] = data["report"]["candidates"]
+    assert candidate["name"].endswith("Linear") and candidate["calls"] > 0
 
 
 def test_a_script_that_ends_too_early_for_a_page_says_so(script, tmp_path):

@@ -115,7 +115,8 @@ class Side:
 
         def after_step(*_: Any) -> None:
             # As for Tandem: once there is an optimizer, only its steps end iterations.
-            nn.Module.__call__ = call
+            if nn.Module.__call__ is watched_call:
+                nn.Module.__call__ = call
             self.end_iteration()
 
         torch.autograd.backward = watched_backward

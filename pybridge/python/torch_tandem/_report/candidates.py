@@ -73,14 +73,13 @@ def _timed_call(self, *args, **kwargs):
 
 def found() -> list[Candidate]:
     """Return the classes of the modules that were called, ordered by time, longest first."""
-    if not _elapsed:
-        return []
+    elapsed = time.perf_counter_ns() - _begin if nn.Module.__call__ is _timed_call else _elapsed
     return [
         {
             "name": _name(kind),
             "calls": _calls[kind],
             "us": time_ns // 1000,
-            "share": time_ns / _elapsed,
+            "share": time_ns / elapsed,
         }
         for kind, time_ns in _times.most_common()
     ]
@@ -93,6 +92,10 @@ def _name(kind: type) -> str:
 
 
 def clear() -> None:
-    """Forget all times."""
+    """Forget all times. The next iterations are timed instead."""
+    global _last
+    if nn.Module.__call__ is _timed_call:
+        _end()
+    _last = 0
     _times.clear()
     _calls.clear()
