@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import typing
 
 import pytest
 import torch
@@ -148,3 +149,95 @@ def test_scripted_modules():
             assert torch.equal(forward(x), scripted(x))
     # PyTorch's C++ code holds the module's attributes.
     assert "ScriptModule" in forward.reason() or "ScriptMethod" in forward.reason(), forward.reason()
+
+
+class NamesItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        scale = {NamesItself: 2.0}[type(self)] if type(self) is NamesItself else 3.0
+        return self.linear(x) * scale
+
+
+class Derived(NamesItself):
+    registered: typing.ClassVar[list] = []
+
+    def __init_subclass__(cls, *, required, **options):
+        Derived.registered.append(cls)
+
+    def forward(self, x):
+        return super(self.__class__, self).forward(x)
+
+
+@pytest.mark.parametrize("kind", [NamesItself, Derived])
+def test_a_wrapped_module_keeps_its_class(kind):
+    plain = kind().to("tandem")
+    model = torch_tandem.function(plain)
+    assert model is plain and type(model) is kind and not Derived.registered
+    twin = kind().to("tandem")
+    twin.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for i in range(12):
+            x = data(2, 3, seed=i).to("tandem")
+            assert torch.equal(model(x), twin(x))
+    assert model.cache_info().hits > 2
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class WithState(Scaled):
+    def __getstate__(self):
+        return self.__dict__.copy()
+
+
+class Twice(Scaled):
+    def __call__(self, x):
+        return super().__call__(x) + super().__call__(x)
+
+
+@pytest.mark.parametrize("kind", [Scaled, WithState])
+def test_copies_run_themselves(kind):
+    model = torch_tandem.function(kind())
+    x = torch.ones(3, device="tandem")
+    for _ in range(8):
+        model(x)
+    twin = copy.copy(model)
+    replica = kind.__new__(kind)
+    replica.__dict__ = model.__dict__.copy()
+    for other in (twin, replica):
+        other.scale = 5.0
+        assert torch.equal(other(x), x * 5) and torch.equal(model(x), x * 2)
+
+
+def test_classes_are_wrapped_in_any_order():
+    x = torch.ones(3, device="tandem")
+    base = type("Base", (Scaled,), {})
+    derived = type("Derived", (base,), {})
+    for kind in (base, derived, derived):
+        torch_tandem.function(kind)
+    twice = torch_tandem.function(type("Other", (Twice,), {}))
+    both = torch_tandem.function(twice())
+    for _ in range(8):
+        assert (
+            torch.equal(derived()(x), x * 2)
+            and torch.equal(twice()(x), x * 4)
+            and torch.equal(both(x), x * 4)
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}])
+def test_dynamo_compiles_wrapped_modules(options):
+    x = torch.ones(3, device="tandem")
+    kind = torch_tandem.function(type("Compiled", (Scaled,), {}))
+    for model in (kind(), torch_tandem.function(Scaled())):
+        compiled = torch.compile(model, backend="eager", **options)
+        assert all(torch.equal(compiled(x), x * 2) for _ in range(5))
