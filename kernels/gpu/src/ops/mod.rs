@@ -27,4 +27,5 @@ pub mod softmax;
 pub mod sort;
 pub mod types;
 pub mod upsample;
+pub mod vector_norm;
 pub mod views;
