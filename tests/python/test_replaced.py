@@ -228,6 +228,31 @@ def test_an_adopted_script_sees_no_difference(tmp_path):
     assert ran.stdout == plain.stdout
 
 
+DEFAULT_TYPES = """
+import sys, warnings
+import torch
+
+for kind in ("torch.DoubleTensor", torch.FloatTensor, torch.HalfTensor, torch.IntTensor, "torch.NoTensor", 3):
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.set_default_tensor_type(kind)
+        print(kind, [str(w.message).partition(" (Trig")[0] for w in caught])
+    except Exception as error:
+        print(kind, type(error).__name__, error)
+    print(torch.ones(2).dtype, torch.tensor([1.5, 2]).dtype, torch.Tensor(2).dtype, torch.get_default_dtype())
+print(torch.ones(2).device.type, file=sys.stderr)
+"""
+
+
+def test_default_types_of_the_host_keep_tensors_adopted(tmp_path):
+    (tmp_path / "script.py").write_text(DEFAULT_TYPES)
+    plain = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    ran = forked.run(["-m", "torch_tandem", "run", "--quiet", "--adopt", "always", "script.py"], cwd=tmp_path)
+    assert ran.stdout == plain.stdout
+    assert (plain.stderr, ran.stderr) == ("cpu\n", "tandem\n")
+
+
 def test_moves_to_cuda_return_what_is_there(tmp_path):
     """As on CUDA, `to` returns the tensor itself if it is on the device, so writes are not lost."""
     (tmp_path / "script.py").write_text(ALIAS)

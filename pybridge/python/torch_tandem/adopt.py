@@ -75,6 +75,32 @@ def _allocate_on_host() -> None:
     torch.set_default_dtype(dtype)
 
 
+_original_default_type = torch.set_default_tensor_type
+
+
+def _set_default_tensor_type(t: type | str, /) -> None:
+    """`torch.set_default_tensor_type`. A type of the host sets the dtype, and adoption goes on."""
+    kind = torch._import_dotted_name(t) if isinstance(t, str) else t
+    if kind not in _FLOATING_TYPES:
+        return _original_default_type(t)
+    _warn_of_default_type()
+    torch.set_default_dtype(kind.dtype)
+    return None
+
+
+_FLOATING_TYPES = (torch.FloatTensor, torch.DoubleTensor, torch.HalfTensor, torch.BFloat16Tensor)
+
+
+@functools.cache
+def _warn_of_default_type() -> None:
+    # PyTorch's C++ code warns only once, and `_set_default_type` has had that warning ignored.
+    warnings.warn(
+        "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use "
+        "torch.set_default_dtype() and torch.set_default_device() as alternatives.",
+        stacklevel=3,
+    )
+
+
 def _set_default_type(tensor_type: type) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated in favour of torch.set_default_device, which is slow
@@ -117,6 +143,7 @@ def install() -> None:
     replace(torch.Tensor, "numpy", _numpy)
     replace(torch.Tensor, "__array__", _array)
     replace(torch.Tensor, "pin_memory", _pin_memory)
+    replace(torch, "set_default_tensor_type", _set_default_tensor_type)
     replace(torch.Tensor, "share_memory_", sharing.share_memory_)
     torch._tensor_str._add_suffixes = _add_suffixes
     for container in (torch.nn.ParameterList, torch.nn.ParameterDict):
