@@ -3,13 +3,17 @@
 import contextlib
 import gc
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import forked
 import pytest
 import torch
 import torch_tandem
 from torch import nn
-from torch._dynamo import compiled_autograd
+from torch._dynamo import compiled_autograd, trace_rules
 from torch._dynamo.backends.debugging import ExplainWithBackend
 from torch.nn import functional as F
 from torch_tandem._compile.backend import tandem
@@ -284,3 +288,34 @@ def test_passes_that_dynamo_compiles():
 
     for backend in ("eager", "aot_eager"):
         torch.testing.assert_close(grads("tandem", backend), grads("cpu", None))
+
+
+def test_adopted_scripts_that_compile(tmp_path):
+    """Compiled code may break at any function that Tandem replaces. Dynamo leaves these to Python."""
+    script = str(Path(__file__).with_name("compiled_script.py"))
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
+    plain = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert plain.returncode == 0, plain.stderr
+    ran = forked.run(["-m", "torch_tandem", "run", "--quiet", "--compile", script], cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == plain.stdout
+
+
+def test_graphs_that_aot_autograd_refuses():
+    @torch.compile(backend="tandem")
+    def assigned(parameter, x):
+        parameter.data = x * 2
+        return parameter.detach() + 1
+
+    for i in range(4):
+        parameter = nn.Parameter(torch.zeros(3, device="tandem"))
+        assert assigned(parameter, torch.full((3,), float(i), device="tandem")).tolist() == [2.0 * i + 1] * 3
+        assert parameter.tolist() == [2.0 * i] * 3
+
+
+def test_dynamo_compiles_this_package_as_pytorchs_files():
+    folder = Path(torch_tandem.__file__).parent
+    for file in folder.rglob("*.py"):
+        assert (
+            trace_rules.check_file(str(file)).skipped and not trace_rules.check_file(str(file), True).skipped
+        )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_tandem._functions.function import Function
+from torch_tandem._report import notes
 
 
 def tandem(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable:
@@ -20,7 +21,13 @@ def tandem(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) 
     backend = aot_autograd(
         fw_compiler=_in_training, bw_compiler=_in_training, inference_compiler=_in_inference
     )
-    return backend(module, inputs, **options)
+    try:
+        return backend(module, inputs, **options)
+    except Exception as error:
+        # AOTAutograd refuses some graphs, such as one that gives an input another memory (`set_`).
+        reason = str(error).strip().partition("\n")[0]
+        notes.add(f"a graph of torch.compile co-executes, because AOTAutograd refuses it: {reason}")
+        return module.forward
 
 
 def _in_training(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:

@@ -6,18 +6,20 @@ check devices before they call some.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.testing
-from torch._functorch import eager_transforms, pyfunctorch
+from torch._functorch import config, eager_transforms, pyfunctorch
 from torch.nn.utils import convert_parameters
 from torch.utils import _pytree
 
 from torch_tandem import _core
 from torch_tandem._device import sharing
 from torch_tandem._device.replaced import replace
+from torch_tandem._program import imports
 from torch_tandem._report import notes
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -49,6 +51,25 @@ def install() -> None:
     replace(torch.Tensor, "type", _type)
     replace(torch.Tensor, "register_hook", _register_hook)
     replace(torch.Tensor, "set_", _set)
+    imports.watch({"torch._subclasses.fake_tensor": _mix_fake_tensors})
+
+
+def _mix_fake_tensors(module: ModuleType) -> None:
+    """Let operators mix the fake tensors with which Dynamo and AOTAutograd compute metadata, too."""
+    if not hasattr(config, "fake_tensor_prefer_device_type"):
+        return
+    config.fake_tensor_prefer_device_type = "tandem"
+    find = module.FakeTensor._find_common_device
+
+    def find_common_device(func: Any, flat_args: Sequence[Any]) -> tuple[torch.device, bool]:
+        found, has_scalars_only = find(func, flat_args)
+        # An operator returns what it writes, on whatever device that is.
+        written = (a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments[:1])
+        first = next((arg for arg in flat_args if isinstance(arg, torch.Tensor)), None)
+        is_written = found.type == "tandem" and first is not None and any(written)
+        return (first.device if is_written else found), has_scalars_only
+
+    module.FakeTensor._find_common_device = staticmethod(find_common_device)
 
 
 def _is_on_host(value: Any) -> bool:

@@ -1,8 +1,26 @@
 """Functions of this package that Dynamo leaves to Python."""
 
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 from torch._C._dynamo import eval_frame
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def inline_only(trace_rules: ModuleType) -> None:
+    """Let Dynamo compile functions of this package only where it inlines them, as with PyTorch's files.
+
+    Functions that take the place of PyTorch's also run outside of compiled code, after a graph break. Dynamo
+    compiles them there if its version has no such list of files.
+    """
+    if hasattr(trace_rules, "BUILTIN_INLINE_WHEN_CALLED"):
+        trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(f"{_PACKAGE.as_posix()}/")
+        trace_rules.add(_PACKAGE.name)
+
+
+CHANGES = {"torch._dynamo.trace_rules": inline_only}
 
 
 def untraced(*functions: Callable) -> None:

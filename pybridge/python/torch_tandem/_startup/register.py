@@ -9,7 +9,15 @@ import torch
 
 from torch_tandem import _core, device, distributed, trainers
 from torch_tandem._compile import torch_compile
-from torch_tandem._device import backward, flex_attention, interchange, iterations, seeding, settings
+from torch_tandem._device import (
+    backward,
+    flex_attention,
+    interchange,
+    iterations,
+    seeding,
+    settings,
+    untraced,
+)
 from torch_tandem._program import imports
 from torch_tandem._startup import environment
 
@@ -30,7 +38,7 @@ def register() -> None:
     _leave_models_where_they_are()
     torch_compile.refuse_inductor()
     trainers.install()
-    imports.watch(flex_attention.CHANGES)
+    imports.watch(flex_attention.CHANGES | untraced.CHANGES)
     distributed.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
