@@ -67,6 +67,7 @@ def written(x):
 def mixed(x):
     h, one = host(3, 3), torch.from_numpy(np.array([2, 0]))
     yield from (torch.where(h > 0, x, h), torch.cat([h, x]), torch.stack([h[0], x[1]]), h @ x, x[one])
+    yield from (F.conv1d(h[None], x[None]), h.index_add(0, one, x[:2]), F.layer_norm(h, (3,), x[0], x[1]))
     yield from (F.linear(h, x), F.cross_entropy(x[:2], one), h.lerp(x, 0.5), torch.maximum(x, h), x == h)
 
 

@@ -103,6 +103,64 @@ print(json.dumps([calls, wrong]))
 them.
 """
 
+FAKE = """
+import itertools, json, logging, sys, warnings
+import torch
+from torch._subclasses import fake_tensor
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree
+
+warnings.simplefilter("ignore")
+logging.disable(logging.ERROR)
+UNKNOWN = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+)
+
+
+@torch.no_grad()
+def run(function, leaves, spec, copies):
+    first, args, kwargs = _pytree.tree_unflatten(leaves, spec)
+    result = function(first.clone() if copies else first, *args, **kwargs)
+    return [(t.device.type, t.dtype, t.shape) for t in _pytree.tree_leaves(result) if torch.is_tensor(t)]
+
+
+wrong, calls = {}, 0
+for op in op_db:
+    if op.name.startswith("jiterator"):
+        continue
+    known = (torch.float32, torch.int64, torch.complex64, torch.bool)
+    dtype = next((d for d in known if d in op.dtypes), torch.float64)
+    torch.manual_seed(0)
+    made = list(itertools.islice(op.sample_inputs("cpu", dtype), 40))
+    for sample in made[:: max(1, len(made) // 2)]:
+        leaves, spec = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, x in enumerate(leaves) if torch.is_tensor(x) and x.layout == torch.strided]
+        for function, copies in [(op.op, False), (op.inplace_variant, True)]:
+            for on_host in places[:2] if function and len(places) > 1 else ():
+                given = list(leaves)
+                for i in set(places) - {on_host}:
+                    given[i] = leaves[i].detach().to(sys.argv[1])
+                try:
+                    expected = run(function, given, spec, copies)
+                except Exception:
+                    continue
+                calls += 1
+                try:
+                    with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                        fake = [mode.from_tensor(x) if i in places else x for i, x in enumerate(given)]
+                        found = run(function, fake, spec, copies)
+                except UNKNOWN:
+                    continue
+                except Exception as error:
+                    found = f"{type(error).__name__}: {str(error)[:150]}"
+                if found != expected:
+                    wrong.setdefault(f"{op.name}{' in place' * copies}", [on_host, str(found), str(expected)])
+print(json.dumps([calls, wrong]))
+"""
+"""Program that compares the results of these calls with those of fake tensors, with which Dynamo computes."""
+
 ARRAYS = """
 import numpy as np
 import torch
@@ -295,6 +353,18 @@ def test_tensors_on_both_devices(tmp_path, adopted):
         "sparse.sampled_addmm",
     }, wrong
     assert calls > 2000
+
+
+def test_fake_tensors_on_both_devices(tmp_path, adopted):
+    calls, wrong = json.loads(ran(tmp_path, FAKE, *adopted, args=["tandem"]))
+    # Fake tensors have no values (`tensor_split`), and PyTorch's rule for `addbmm_` does not broadcast.
+    assert wrong.keys() <= {
+        "addbmm in place",
+        "native_dropout_backward",
+        "nn.functional.linear_cross_entropy",
+        "tensor_split",
+    }, wrong
+    assert calls > 1000
 
 
 def test_arrays_share_memory(tmp_path, adopted):

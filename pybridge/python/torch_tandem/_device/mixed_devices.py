@@ -6,13 +6,13 @@ check devices before they call some.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.testing
-from torch._functorch import config, eager_transforms, pyfunctorch
+from torch._functorch import eager_transforms, pyfunctorch
 from torch.nn.utils import convert_parameters
 from torch.utils import _pytree
 
@@ -56,20 +56,43 @@ def install() -> None:
 
 def _mix_fake_tensors(module: ModuleType) -> None:
     """Let operators mix the fake tensors with which Dynamo and AOTAutograd compute metadata, too."""
-    if not hasattr(config, "fake_tensor_prefer_device_type"):
-        return
-    config.fake_tensor_prefer_device_type = "tandem"
-    find = module.FakeTensor._find_common_device
+    dispatch = module.FakeTensorMode.dispatch
 
-    def find_common_device(func: Any, flat_args: Sequence[Any]) -> tuple[torch.device, bool]:
-        found, has_scalars_only = find(func, flat_args)
-        # An operator returns what it writes, on whatever device that is.
-        written = (a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments[:1])
-        first = next((arg for arg in flat_args if isinstance(arg, torch.Tensor)), None)
-        is_written = found.type == "tandem" and first is not None and any(written)
-        return (first.device if is_written else found), has_scalars_only
+    def mixed(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        device = _device_of_result(func, args, kwargs)
+        if device is None:
+            return dispatch(self, func, types, args, kwargs)
 
-    module.FakeTensor._find_common_device = staticmethod(find_common_device)
+        def moved(value: Any, least: int) -> Any:
+            """The value on the device of the result, if it has at least so many dimensions."""
+            is_kept = not isinstance(value, torch.Tensor) or value.device.type == device.type
+            if is_kept or (value.dim() < least and value.device.type == "cpu"):
+                return value
+            given = {"dtype": value.dtype, "device": device}
+            of_strides = torch.ops.aten.empty_strided.default
+            return dispatch(self, of_strides, (), (value.size(), value.stride()), given)
+
+        # A number on the host may be beside any tensor, but not in all operators.
+        for least in (1, 0):
+            try:
+                alike = _pytree.tree_map(functools.partial(moved, least=least), (args, kwargs))
+                return dispatch(self, func, types, *alike)
+            except Exception:
+                continue
+        # Some operators expect a tensor on the host, such as one of lengths.
+        return dispatch(self, func, types, args, kwargs)
+
+    module.FakeTensorMode.dispatch = mixed
+
+
+def _device_of_result(func: Any, args: tuple, kwargs: dict | None) -> torch.device | None:
+    """Return the device of what an operator returns if its arguments are on Tandem and on the host."""
+    tensors = [t for t in _pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if {t.device.type for t in tensors} != {"cpu", "tandem"}:
+        return None
+    # An operator returns what it writes, on whatever device that is.
+    written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments[:1])
+    return next(t.device for t in tensors if written or t.device.type == "tandem")
 
 
 def _is_on_host(value: Any) -> bool:
