@@ -34,11 +34,12 @@ use pyo3::types::{PyAny, PyDict, PyList, PyTuple};
 
 use self::member::{Guard, Member, is_heap_type};
 pub use self::reach::attributes_of;
-use self::reach::{has_keys, holds, paired, reach, referent, refers_to, size_of};
+use self::reach::{has_keys, holds, paired, reach, refers_to, size_of};
 use self::value::{
     Access, Action, Expected, Step, Value, is_of_containers, is_reached, parse_access, parse_expected,
+    referent,
 };
-use self::words::Words;
+use self::words::{Word, Words};
 
 /// What the latest comparison has found.
 #[derive(Default)]
@@ -373,6 +374,117 @@ impl StateCheck {
                 self.note(py, i, object.map_or(std::ptr::null_mut(), |o| o.as_ptr()), memory)
             }
         }
+    }
+
+    /// Reads the words of all steps, after a comparison that has passed.
+    fn read_words(&self, memory: &mut Memory) {
+        let (mut all, mut words) = (Words::default(), Vec::new());
+        for step in &self.steps {
+            words.clear();
+            let is_known = self.words_of(step, memory, &mut words).is_some();
+            all.push(is_known.then_some(&words));
+        }
+        memory.words = Some(all);
+        memory.replaced.clear();
+    }
+
+    /// Reads the words of a step that was taken, and of the steps for the values that it has replaced.
+    fn read_words_again(&self, step: usize, passed: bool, memory: &mut Memory) {
+        let Some(mut all) = memory.words.take() else { return };
+        let mut words = Vec::new();
+        let mut read = |step: usize, memory: &Memory| {
+            words.clear();
+            let is_known = self.words_of(&self.steps[step], memory, &mut words).is_some();
+            all.set(step, is_known.then_some(&words));
+        };
+        let replaced = std::mem::take(&mut memory.replaced);
+        for number in &replaced {
+            let first = self.steps.partition_point(|step| step.number < *number);
+            let of_value = self.steps[first..].iter().take_while(|step| step.number == *number).count();
+            (first..first + of_value).for_each(|step| read(step, memory));
+        }
+        read(step, memory);
+        if !passed {
+            all.set(step, None);
+        }
+        memory.words = Some(all);
+    }
+
+    /// Adds the words that show that a step finds what it found before. Returns nothing if no words do.
+    fn words_of(&self, step: &Step, memory: &Memory, words: &mut Vec<Word>) -> Option<()> {
+        let i = step.number;
+        let object = memory.objects[i];
+        match &step.action {
+            Action::Argument(_) => return None,
+            Action::Tuple(_) => return (object.is_null() || memory.changes[i] == 0).then_some(()),
+            Action::Referent if object.is_null() => return None,
+            Action::Referent => return self.add_kept(i, memory, words),
+            _ if object.is_null() => return Some(()),
+            Action::Stored(kind, _) | Action::Visit(kind, _) | Action::VisitParts(kind, ..) => {
+                let found = Word::of_type(object);
+                if *kind != 0 && *kind != found.value {
+                    return None;
+                }
+                // The type says which words the object has, unless it is an object that is held.
+                let value = &self.values[i];
+                let is_held =
+                    matches!(value.access, Access::Root(_)) || matches!(value.expected, Expected::Same(_));
+                if *kind != 0 || !is_held {
+                    words.push(found);
+                }
+            }
+            // A function that is expected is held.
+            Action::Function(_) => {}
+        }
+        let is_dict = memory.changes[i] != NO_DICT;
+        if is_dict {
+            words.push(Word::second_field(object).with(memory.changes[i] as usize));
+        } else if size_of(object) >= 0 {
+            words.push(Word::first_field(object));
+            // SAFETY: the object is alive.
+            if unsafe { ffi::PyList_Check(object) } != 0 {
+                words.push(Word::second_field(object));
+            }
+        }
+        let children = self.values[i].children.iter().copied();
+        for child in children.filter(|child| !self.values[*child].is_late) {
+            if is_dict && !self.values[child].is_part() {
+                continue;
+            }
+            let access = &self.values[child].access;
+            let word = Word::stored(access, object, memory.are_guarded)?;
+            // SAFETY: None is immortal.
+            let none = unsafe { ffi::Py_None() } as usize;
+            let is_none =
+                word.value == 0 && matches!(access, Access::Stored(member, _) if member.is_optional);
+            if memory.objects[child] as usize != if is_none { none } else { word.value } {
+                return None;
+            }
+            words.push(word);
+            self.add_kept(child, memory, words)?;
+        }
+        Some(())
+    }
+
+    /// Adds the words that show that a value is still what it has to be, if it is the same object.
+    fn add_kept(&self, i: usize, memory: &Memory, words: &mut Vec<Word>) -> Option<()> {
+        let object = memory.objects[i];
+        let kind = match &self.values[i].expected {
+            _ if object.is_null() => return Some(()),
+            Expected::Type(kind) => kind.as_ptr() as usize,
+            Expected::Referent(reference, kind) => {
+                let reference = reference.as_ptr();
+                // SAFETY: the check holds the reference.
+                if unsafe { ffi::PyWeakref_CheckRef(reference) } == 0 {
+                    return None;
+                }
+                words.push(Word::first_field(reference).with(object as usize));
+                *kind
+            }
+            _ => return Some(()),
+        };
+        words.push(Word::of_type(object).with(kind));
+        Some(())
     }
 
     fn visit_function(

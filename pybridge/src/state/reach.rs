@@ -6,7 +6,7 @@ use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyFloat, PyString, PyTuple};
 
-use super::value::{Access, Expected};
+use super::value::{Access, Expected, referent};
 
 /// Returns the object that is reached from the object `from`, borrowed from the object that holds it, or null.
 /// `are_guarded`: whether members are where they were.
@@ -83,10 +83,6 @@ pub fn has_keys(object: *mut PyObject, keys: &Bound<'_, PyTuple>) -> bool {
 pub fn paired<'py>(dict: &Bound<'py, PyAny>, position: usize) -> Option<Bound<'py, PyAny>> {
     let (key, value) = dict.cast::<PyDict>().ok()?.iter().nth(position / 2)?;
     Some(if position.is_multiple_of(2) { key } else { value })
-}
-
-pub fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    reference.call0().ok().filter(|object| !object.is_none())
 }
 
 /// Whether a weak reference refers to an object.

@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList, PySet, PyString, PyTuple, PyType};
 
 use super::member::{Guard, Member, OBJECT, TYPE_OFFSET, field_of, is_heap_type, offsets_of_names};
-use super::reach::referent;
 
 /// How a value is reached from its parent, the value that holds it.
 pub enum Access {
@@ -281,6 +280,11 @@ impl Value {
         }
         Some(Member { kind: address, offset, is_optional, is_guarded })
     }
+}
+
+/// The object that a weak reference refers to, if it is alive.
+pub fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    reference.call0().ok().filter(|object| !object.is_none())
 }
 
 /// Whether a type of types, or a base of it, has a member that takes the place of one of `type` or `object`.
