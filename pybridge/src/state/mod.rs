@@ -453,7 +453,7 @@ impl StateCheck {
             }
             let access = &self.values[child].access;
             let word = Word::stored(access, object, memory.are_guarded)?;
-            // SAFETY: None is immortal.
+            // SAFETY: None is always alive.
             let none = unsafe { ffi::Py_None() } as usize;
             let is_none =
                 word.value == 0 && matches!(access, Access::Stored(member, _) if member.is_optional);
@@ -466,7 +466,7 @@ impl StateCheck {
         Some(())
     }
 
-    /// Adds the words that show that a value is still what it has to be, if it is the same object.
+    /// Adds the words that `note` reads for an unchanged object: its type, and the referent of its weak reference.
     fn add_kept(&self, i: usize, memory: &Memory, words: &mut Vec<Word>) -> Option<()> {
         let object = memory.objects[i];
         let kind = match &self.values[i].expected {

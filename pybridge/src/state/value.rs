@@ -253,7 +253,7 @@ impl Value {
                 }
             }
         }
-        // The walk lists the names of the members of a class's own type, so they are not guarded.
+        // The walk lists the names of a metaclass's members, so the members of `type` need no guard.
         let owner = if is_of_types { &type_of_types } else { &kind };
         let members = owner.getattr("__dict__").ok()?;
         let descriptor = members.get_item(name).ok()?;
@@ -287,7 +287,7 @@ pub fn referent<'py>(reference: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>>
     reference.call0().ok().filter(|object| !object.is_none())
 }
 
-/// Whether a type of types, or a base of it, has a member that takes the place of one of `type` or `object`.
+/// Whether a metaclass, or a base of it in Python, overrides this member of `type` or `object`.
 fn is_overridden(kind: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> bool {
     let has = |base: Bound<'_, PyAny>| {
         is_heap_type(&base)
