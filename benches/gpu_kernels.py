@@ -39,8 +39,8 @@ BLOCKS = 5
 WARM_UP = 5
 """Number of blocks before the measured blocks. For Tandem, only co-executed blocks count."""
 MAX_WARM_UP = 200
-"""Maximum number of blocks before the measured blocks. Tandem traces some of them and compiles kernels. After
-kernels that each ran only a few times, it does not record iterations for a while.
+"""Maximum number of blocks before the measured blocks. Tandem traces some of them and compiles kernels. If an
+earlier case used each of its kernels only a few times, Tandem records no iterations for a while.
 """
 
 Tensors = list[torch.Tensor]

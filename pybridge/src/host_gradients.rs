@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 /// PyTorch's function, and the one that prepares the tensor and the gradient for another try.
 static REPLACED: OnceLock<(ffi::setter, Py<PyAny>)> = OnceLock::new();
 
-/// Lets `prepare(tensor, gradient)` decide what follows when `tensor.grad = gradient` has failed: if it returns True,
-/// the gradient is assigned again. `descriptor` is the attribute in its class. Only the first call has an effect.
+/// Makes `tensor.grad = gradient` call `prepare(tensor, gradient)` where PyTorch has refused the assignment, and assign
+/// again if that returns True. `descriptor` is `TensorBase.grad`. Only the first call has an effect.
 #[pyfunction]
 pub fn prepare_gradients(descriptor: &Bound<'_, PyAny>, prepare: Py<PyAny>) -> PyResult<()> {
     if descriptor.get_type().name()? != "getset_descriptor" {

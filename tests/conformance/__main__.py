@@ -15,7 +15,8 @@ os.environ.setdefault("TANDEM_GPU_CHECKS", "1")
 
 import torch
 import torch_tandem
-from torch.testing._internal.common_methods_invocations import op_db
+
+from tests.op_db import op_db
 
 from .check import Result, check
 from .known import is_news

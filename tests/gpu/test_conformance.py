@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+
+from tests.op_db import op_db
 
 from ..conformance.check import check
 from ..conformance.known import is_news

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.op_db import op_db
 
 device = "tandem"
 CHUNKS = 8

@@ -6,15 +6,15 @@ import itertools
 import pytest
 import torch
 import torch_tandem
-from torch.testing._internal.common_methods_invocations import (
+
+from tests.conformance.check import difference, to_device
+from tests.op_db import (
     foreach_binary_op_db,
     foreach_other_op_db,
     foreach_pointwise_op_db,
     foreach_reduce_op_db,
     foreach_unary_op_db,
 )
-
-from tests.conformance.check import difference, to_device
 
 device = "tandem"
 OPS = (

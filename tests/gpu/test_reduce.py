@@ -258,3 +258,20 @@ def test_more_rows_than_workgroups():
         lambda x: [x[:, :, None].expand(70_000, 2, 270).amax((1, 2)), x[:, :1].expand(70_000, 18).softmax(1)],
         x,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float16])
+def test_elements_of_another_tensor(dtype):
+    def found(x, tests):
+        few = tests.flatten()[:3]
+        calls = [(x, tests), (x.mT, tests[::2]), (x[:, :0], tests), (x, tests[:0]), (x[0, 0], few)]
+        found = [torch.isin(*call, invert=invert) for call in calls for invert in (False, True)]
+        return [*found, torch.isin(x, few, assume_unique=True), torch.isin(x.long(), tests.float())]
+
+    x, tests = numbers(30, 70, dtype=dtype), numbers(6, 5, dtype=dtype, seed=1)
+    tests[2, 3] = x[4, 5]
+    if dtype.is_floating_point:
+        x[0, 0] = tests[0, 0] = nan
+        x[1, 1], tests[1, 1] = 0.0, -0.0
+    same(found, x, tests)
+    same(lambda x, tests: [torch.isin(x, tests)], numbers(3, dtype=dtype), numbers(9000, dtype=dtype))

@@ -1,14 +1,22 @@
-"""Runs programs in processes that are forked from a process that has imported large packages."""
+"""Runs programs in processes that are forked from a process that has imported large packages.
+
+At its end, such a process waits for threads, calls exit handlers and deletes the objects of the program, as
+the interpreter does. It does not delete those of the packages, which takes as long as importing them.
+"""
 
 import atexit
+import gc
+import importlib.machinery
 import io
 import multiprocessing
+import multiprocessing.process
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
-import traceback
+import threading
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +26,10 @@ PACKAGES = ["torch", "torchvision", "torchmetrics.functional", "scipy.stats", "s
 
 
 def run(
-    arguments: Sequence[str], env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 280
+    arguments: Sequence[str | Path],
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 280,
 ) -> subprocess.CompletedProcess:
     """Run the interpreter with arguments: a path, `-m module` or `-c code`, followed by the program's own
     arguments.
@@ -27,15 +38,16 @@ def run(
     context.set_forkserver_preload(PACKAGES)
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/stdout", f"{folder}/stderr"]
-        given = list(arguments), dict(env or os.environ), str(cwd or os.getcwd()), files
+        environment = dict(os.environ if env is None else env)
+        given = [str(argument) for argument in arguments], environment, str(cwd or os.getcwd()), files
         process = context.Process(target=_run, args=given)
         process.start()
         process.join(timeout)
         if process.is_alive():
             process.kill()
-            raise subprocess.TimeoutExpired(arguments, timeout)
+            raise subprocess.TimeoutExpired(list(arguments), timeout)
         out, err = (Path(file).read_text() for file in files)
-    return subprocess.CompletedProcess(arguments, process.exitcode, out, err)
+    return subprocess.CompletedProcess(list(arguments), process.exitcode, out, err)
 
 
 def _run(arguments: list[str], env: dict[str, str], cwd: str, files: list[str]) -> None:
@@ -46,33 +58,53 @@ def _run(arguments: list[str], env: dict[str, str], cwd: str, files: list[str]) 
     sys.path[:] = [entry for entry in sys.path if entry not in (str(HERE), str(HERE.parents[1]))]
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(n, "wb", 0), write_through=True) for n in (1, 2))
-    status = 1
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(
+        io.FileIO(2, "w", closefd=False), errors="backslashreplace", line_buffering=True
+    )
+    process = multiprocessing.current_process()
+    process.name, process._identity = "MainProcess", ()
+    multiprocessing.process._parent_process = None
+    gc.freeze()  # The collector of garbage would read, and so copy, all objects of the packages.
+    status = 0
     try:
         _interpret(arguments)
-        status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os._exit(status)
+        if isinstance(end.code, int):
+            status = end.code
+        elif end.code is not None:
+            print(end.code, file=sys.stderr)
+            status = 1
+    except BaseException as error:
+        within = error.__traceback__
+        while within and within.tb_frame.f_code.co_filename in (_run.__code__.co_filename, "<frozen runpy>"):
+            within = within.tb_next
+        sys.excepthook(type(error), error.with_traceback(within), within)
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.modules["__main__"].__dict__.clear()
+    sys.stdout.flush()
+    os._exit(status & 0xFF)
 
 
 def _interpret(arguments: list[str]) -> None:
     first, *rest = arguments
-    if first == "-c":
-        code, *rest = rest
-        sys.argv = ["-c", *rest]
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
-    elif first == "-m":
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__builtins__ = sys.modules["builtins"]
+    if first == "-m":
         module, *rest = rest
         sys.argv = [module, *rest]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(module)
+        return
+    if first == "-c":
+        code, *rest = rest
+        sys.argv, name = ["-c", *rest], "<string>"
+        sys.path.insert(0, "")
     else:
-        sys.argv = arguments
-        sys.path.insert(0, os.path.dirname(first))
-        runpy.run_path(first, run_name="__main__")
+        sys.argv, name, code = arguments, first, Path(first).read_bytes()
+        sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+        main.__file__, main.__cached__ = first, None
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", first)
+    exec(compile(code, name, "exec"), main.__dict__)

@@ -371,6 +371,8 @@ def pieces() -> Iterator[Case]:
     yield "index by a mask", lambda w: w[w > 0], (weight,)
     yield "index_select", lambda w, i: w.index_select(0, i.flatten()), (weight, numbers)
     yield "index_select columns", lambda w, i: w.index_select(1, i.flatten() % 3), (weight, numbers)
+    yield "take", lambda w, i: w.take(i - 2) + w.take(i.T), (weight, numbers)
+    yield "take of a view", lambda w, i: w[2:].take(i) + w.T.take(i), (weight, numbers)
     for n in (3, 16, 80):
         x = data(9, 20, n)
         yield f"transposed {n}", lambda x: x.transpose(0, 1).contiguous() * x.permute(1, 0, 2), (x,)
@@ -409,6 +411,7 @@ def many_pieces() -> Iterator[Case]:
     yield "embedding of columns", lambda w, i: F.embedding(i.T[::2], w, padding_idx=7), (weight, numbers)
     yield "embedding expanded", lambda w, i: F.embedding(i[:1].expand(9, 30), w), (weight, numbers)
     yield "index_select strided", lambda w, i: w.index_select(0, i[:, 3]), (weight, numbers)
+    yield "take large", lambda w, i: w.take(i * 399), (weight, numbers)
 
 
 def losses() -> Iterator[Case]:

@@ -1,9 +1,8 @@
 """Programs are adopted unless the script, or a module that it imports, chooses devices."""
 
 import json
-import subprocess
-import sys
 
+import forked
 import pytest
 from torch_tandem._program.adoptable import line_that_chooses_the_host, names_a_device
 
@@ -79,8 +78,8 @@ print(torch.ones(2) + 1)
 
 
 def reported(folder):
-    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json=report.json", "script.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    command = ["-m", "torch_tandem", "run", "--report-json=report.json", "script.py"]
+    done = forked.run(command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "report.json").read_text())
 

@@ -3,15 +3,18 @@ the host.
 """
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
+import forked
 import pytest
 
-SWEEP = """
+DATABASE = (Path(__file__).parents[1] / "op_db.py").read_text()
+
+SWEEP = (
+    DATABASE
+    + """
 import itertools, json, warnings
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 warnings.simplefilter("ignore")
 raised, calls = {}, 0
@@ -34,14 +37,16 @@ for op in op_db:
             raised[f"{op.name} {op.variant_test_name} {number}"] = type(error).__name__
 print(json.dumps([calls, raised]))
 """
+)
 """Program that calls the samples of PyTorch's database, made without a device, so that all tensors are
 adopted.
 """
 
-MIXED = """
+MIXED = (
+    DATABASE
+    + """
 import itertools, json, sys, warnings
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
 
 warnings.simplefilter("ignore")
@@ -99,15 +104,17 @@ for op in op_db:
                     wrong.setdefault(f"{op.name}{' in place' * copies}", [on_host, str(found)[:200]])
 print(json.dumps([calls, wrong]))
 """
+)
 """Program that calls the samples of PyTorch's database with tensors on both devices, as adopted scripts have
 them.
 """
 
-FAKE = """
+FAKE = (
+    DATABASE
+    + """
 import itertools, json, logging, sys, warnings
 import torch
 from torch._subclasses import fake_tensor
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
 
 warnings.simplefilter("ignore")
@@ -159,6 +166,7 @@ for op in op_db:
                     wrong.setdefault(f"{op.name}{' in place' * copies}", [on_host, str(found), str(expected)])
 print(json.dumps([calls, wrong]))
 """
+)
 """Program that compares the results of these calls with those of fake tensors, with which Dynamo computes."""
 
 ARRAYS = """
@@ -319,9 +327,7 @@ print(nn.ParameterList([nn.Parameter(torch.ones(2, 3))]), nn.ParameterDict({"a":
 def ran(tmp_path, text, *options, args=()):
     script = tmp_path / "script.py"
     script.write_text(text)
-    ran = subprocess.run(
-        [sys.executable, *options, script, *args], capture_output=True, text=True, timeout=280
-    )
+    ran = forked.run([*options, script, *args])
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

@@ -4,8 +4,6 @@ import contextlib
 import gc
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import forked
@@ -294,7 +292,7 @@ def test_adopted_scripts_that_compile(tmp_path):
     """Compiled code may break at any function that Tandem replaces. Dynamo leaves these to Python."""
     script = str(Path(__file__).with_name("compiled_script.py"))
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
-    plain = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    plain = forked.run([script], environment)
     assert plain.returncode == 0, plain.stderr
     ran = forked.run(["-m", "torch_tandem", "run", "--quiet", "--compile", script], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

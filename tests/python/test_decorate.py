@@ -1,8 +1,6 @@
 """`tandem run --function` turns functions in unchanged files into replayed functions."""
 
 import json
-import subprocess
-import sys
 
 import forked
 import pytest
@@ -166,8 +164,7 @@ def test_the_summary_names_what_to_wrap(tmp_path):
         MODELS.replace("range(60)", "range(200)").replace("layers.Net", "Net").replace("import layers", NET)
     )
     (tmp_path / "script.py").write_text(text)
-    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json", "r.json", "script.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ran = forked.run(["-m", "torch_tandem", "run", "--report-json", "r.json", "script.py"], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     [candidate] = json.loads((tmp_path / "r.json").read_text())["candidates"]
     assert candidate["name"] == "Net" and candidate["calls"] == 10 and 0 < candidate["share"] < 1

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import forked
 import pytest
 
 CHILD_ENDED = "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
@@ -83,19 +84,14 @@ if __name__ == "__main__":
 """
 
 
-def started(script, *options):
-    command = [sys.executable, *options, script]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_end_as_without_tandem(tmp_path, name):
     script = tmp_path / "script.py"
     script.write_text(HEAD + "".join(f"    {line}\n" for line in SCRIPTS[name].splitlines()))
-    both = started(script), started(script, "-m", "torch_tandem", "run", "--quiet")
-    printed = [process.communicate(timeout=240) for process in both]
-    expected, found = ((p.returncode, out) for p, (out, _) in zip(both, printed, strict=True))
-    assert found == expected, printed
+    command = [sys.executable, "-m", "torch_tandem", "run", "--quiet", script]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    eager = forked.run([script])
+    assert (ran.returncode, ran.stdout) == (eager.returncode, eager.stdout), (ran, eager)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,6 @@ def test_scripts_end_as_without_tandem(tmp_path, name):
 )
 def test_the_report_names_the_exception_that_ended_the_script(tmp_path, end, note):
     (tmp_path / "script.py").write_text(f"import torch\n{end}\n")
-    command = [sys.executable, "-m", "torch_tandem", "run", "--report-json", "report.json", "script.py"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True)
+    forked.run(["-m", "torch_tandem", "run", "--report-json", "report.json", "script.py"], cwd=tmp_path)
     notes = json.loads((tmp_path / "report.json").read_text())["notes"]
     assert notes[-1].startswith(f"the script ended with {note}")

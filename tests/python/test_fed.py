@@ -11,8 +11,9 @@ import torch
 import torch_tandem
 from helpers import OWN, same_bits
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.op_db import op_db
 
 SAMPLES = 3
 ITERATIONS = 5

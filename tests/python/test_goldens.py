@@ -7,10 +7,9 @@ reviewed.
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import textwrap
 
+import forked
 import pytest
 import torch_tandem
 
@@ -65,9 +64,7 @@ PLANS = ("tiny_mlp", "linear_sgd", "digits")
 def logged(command: list[str], env: dict[str, str]) -> str:
     """The log of a Python program."""
     env = os.environ | env
-    done = subprocess.run(
-        [sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = forked.run(command, env, ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stderr
 

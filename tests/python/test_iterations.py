@@ -7,9 +7,9 @@ process.
 """
 
 import json
-import subprocess
-import sys
 import textwrap
+
+import forked
 
 SETUP = """
 import json, threading
@@ -26,7 +26,7 @@ x = torch.ones(3, 4, device="tandem")
 def run(code):
     """Returns the JSON that a program's last line prints, parsed."""
     code = SETUP + textwrap.dedent(code)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    result = forked.run(["-c", code])
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

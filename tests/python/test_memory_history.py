@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 
+import forked
 import pytest
 import torch
 import torch_tandem
@@ -162,6 +163,5 @@ print("done")
 def test_the_names_of_cuda(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ALIAS)
-    command = [sys.executable, "-m", "torch_tandem", "run", str(script), str(tmp_path / "out.pickle")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    ran = forked.run(["-m", "torch_tandem", "run", script, tmp_path / "out.pickle"])
     assert "done" in ran.stdout, ran.stderr

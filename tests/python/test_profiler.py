@@ -4,10 +4,9 @@ them.
 
 import itertools
 import json
-import subprocess
-import sys
 import time
 
+import forked
 import pytest
 import torch
 import torch_tandem
@@ -196,6 +195,5 @@ print("done")
 def test_the_activity_cuda_is_tandem(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ALIAS)
-    command = [sys.executable, "-m", "torch_tandem", "run", str(script)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    ran = forked.run(["-m", "torch_tandem", "run", script])
     assert "done" in ran.stdout, ran.stderr

@@ -2,9 +2,7 @@
 of a run.
 """
 
-import subprocess
-import sys
-
+import forked
 import pytest
 
 PROGRAM = """
@@ -49,4 +47,5 @@ CALLS = (
 def test_whatever_is_asked_meanwhile_does_not_deadlock(call, monkeypatch):
     monkeypatch.setenv("TANDEM_KERNELS", "aten")
     monkeypatch.setenv("TANDEM_RUNNER", "beside")
-    subprocess.run([sys.executable, "-c", PROGRAM, call], check=True, timeout=60)
+    ran = forked.run(["-c", PROGRAM, call], timeout=60)
+    assert ran.returncode == 0, ran.stderr

@@ -1,8 +1,5 @@
 """Functions of PyTorch that Tandem replaces, and moves to "cuda": scripts see no difference."""
 
-import subprocess
-import sys
-
 import forked
 import pytest
 
@@ -221,7 +218,7 @@ torch.cuda._sleep(10)
 
 def test_an_adopted_script_sees_no_difference(tmp_path):
     (tmp_path / "script.py").write_text(ADOPTED)
-    plain = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    plain = forked.run(["script.py"], cwd=tmp_path)
     assert plain.returncode == 0, plain.stderr
     ran = forked.run(["-m", "torch_tandem", "run", "--quiet", "script.py"], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -247,7 +244,7 @@ print(torch.ones(2).device.type, file=sys.stderr)
 
 def test_default_types_of_the_host_keep_tensors_adopted(tmp_path):
     (tmp_path / "script.py").write_text(DEFAULT_TYPES)
-    plain = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    plain = forked.run(["script.py"], cwd=tmp_path)
     ran = forked.run(["-m", "torch_tandem", "run", "--quiet", "--adopt", "always", "script.py"], cwd=tmp_path)
     assert ran.stdout == plain.stdout
     assert (plain.stderr, ran.stderr) == ("cpu\n", "tandem\n")

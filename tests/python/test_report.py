@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from typing import get_args
 
+import forked
 import pytest
 import synthetic
 import torch
@@ -70,9 +71,7 @@ def test_kernels_have_their_lines_bytes_and_operations():
     )
     program = program.replace("SGD", "Adam").replace("range(20)", "range(40)")
     environment = {**os.environ, "TANDEM_KERNELS": "own"}
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     out = run.stdout
     measured = json.loads(out.splitlines()[-1])
     assert measured["machine"]["copy"] > 1e8 and measured["machine"]["matmul"] > 1e8
@@ -125,8 +124,7 @@ for _ in range(6):
 print(json.dumps([[n["op"], n["module"], n["backward"]] for n in _core.graph()["nodes"]]))
 """
     environment = {**os.environ, "TANDEM_KERNELS": "aten"}
-    command = [sys.executable, "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    ran = forked.run(["-c", program], environment)
     modules = {}
     for op, module, backward in json.loads(ran.stdout):
         modules.setdefault((op.removeprefix("aten::"), backward), set()).add(module)
@@ -225,8 +223,7 @@ def test_data_of_programs_is_what_the_types_say():
     seen = set()
     for device in ("cpu", "gpu") if adapters else ("cpu",):
         environment = {**os.environ, "TANDEM_DEVICE": device, "TANDEM_ALLOW_SOFTWARE": "1"}
-        command = [sys.executable, "-c", EVERYTHING]
-        ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+        ran = forked.run(["-c", EVERYTHING], environment)
         assert ran.returncode == 0, ran.stderr
         for (name, kind), value in zip(KINDS.items(), json.loads(ran.stdout), strict=True):
             seen |= check(value, kind, name)
@@ -276,7 +273,7 @@ print(json.dumps([[d[name] for name in ("what", "expected", "got", "reason")] fo
 
 
 def test_divergences_are_told_in_pytorchs_words():
-    ran = subprocess.run([sys.executable, "-c", DIVERGING], capture_output=True, text=True)
+    ran = forked.run(["-c", DIVERGING])
     assert ran.returncode == 0, ran.stderr
     known = ("dtype = torch.float32", "grad mode on", "tensors = 2 tensors")
     found = [entry for entry in json.loads(ran.stdout) if entry[1] in known]
@@ -415,9 +412,7 @@ print(json.dumps(_core.report()))
 
 @pytest.mark.parametrize("environment", [{"TANDEM_RUNNER": "beside"}, {"TANDEM_RUNNER": "inline"}, {}])
 def test_times_of_each_runner_add_up(environment):
-    ran = subprocess.run(
-        [sys.executable, "-c", TIMED], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+    ran = forked.run(["-c", TIMED], {**os.environ, **environment})
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     for times in (report, report["running"], *report["steps"]):
@@ -611,8 +606,7 @@ def test_run_writes_all_files(tmp_path, failing):
     script.write_text(PROGRAM + ("import os; os.chdir('/'); 1 / 0\n" if failing else ""))
     files = {option: f"{option.strip('-')}.out" for option in ("--report", "--trace", "--report-json")}
     options = [part for pair in files.items() for part in pair]
-    command = [sys.executable, "-m", "torch_tandem", "run", "--quiet", *options, "program.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    result = forked.run(["-m", "torch_tandem", "run", "--quiet", *options, "program.py"], cwd=tmp_path)
     assert result.returncode == int(failing), result.stderr
     page = (tmp_path / files["--report"]).read_text()
     data = embedded(page)
@@ -625,8 +619,8 @@ def test_run_writes_all_files(tmp_path, failing):
 
 
 def test_run_refuses_a_file_that_cannot_be_written(tmp_path):
-    command = [sys.executable, "-m", "torch_tandem", "run", "--report", "none/r.html", "program.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = ["-m", "torch_tandem", "run", "--report", "none/r.html", "program.py"]
+    result = forked.run(command, cwd=tmp_path)
     assert result.returncode == 2 and "cannot write" in result.stderr
 
 
@@ -682,8 +676,7 @@ Estimator(Net, WHERE).fit(torch.randn(100, 4, 8), torch.zeros(100, 4, dtype=torc
 def test_the_summary_says_first_that_a_model_is_elsewhere(tmp_path, where):
     script = tmp_path / "fit.py"
     script.write_text(SOMEWHERE_ELSE.replace("WHERE", repr(where)))
-    command = [sys.executable, "-m", "torch_tandem", "run", "--adopt=always", "fit.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    ran = forked.run(["-m", "torch_tandem", "run", "--adopt=always", "fit.py"], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     text = " ".join(ran.stderr.split())
     share = float(re.search(r"([\d.]+) % co-executed", text)[1])

@@ -1,16 +1,16 @@
 """Sparse tensors have the same values, layouts and gradients as on the host."""
 
 import itertools
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import torch_tandem
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
+
+from tests.op_db import op_db
 
 HERE = Path(__file__).parent
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
@@ -22,8 +22,7 @@ def eager():
 
 
 def printed(*command, arguments=()):
-    script = [sys.executable, *command, str(HERE / "sparse.py"), *arguments]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=280)
+    done = forked.run([*command, HERE / "sparse.py", *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -40,11 +39,15 @@ def test_calls_print_what_they_print_on_the_host(eager, way):
 
 
 def shown(values):
-    leaves = [x.detach() if torch.is_tensor(x) else x for x in _pytree.tree_leaves(values)]
     return [
-        (x.layout, x.dtype, x.shape, str(x.cpu().to_dense().tolist())) if torch.is_tensor(x) else x
-        for x in leaves
+        (x.layout, x.dtype, x.shape, contents(x.detach())) if torch.is_tensor(x) else x
+        for x in _pytree.tree_leaves(values)
     ]
+
+
+def contents(x):
+    x = x.cpu().to_dense()
+    return (torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x).numpy().tobytes()
 
 
 def run(function, leaves, spec, in_place):

@@ -1,8 +1,6 @@
 """Processes that a script under `tandem run` spawns. "cuda" means Tandem in them too."""
 
-import subprocess
-import sys
-
+import forked
 import pytest
 
 SCRIPT = """
@@ -34,14 +32,12 @@ if __name__ == "__main__":
 
 
 def run(script, start, *options):
-    command = [sys.executable, "-W", "ignore", "-m", "torch_tandem", "run", "--quiet", *options]
-    command += [str(script), start]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return forked.run(["-m", "torch_tandem", "run", "--quiet", *options, script, start])
 
 
 def printed_as_in_eager(script, start, *options):
     """Returns what a script prints, which must be the same without Tandem."""
-    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    eager = forked.run([script, start])
     done = run(script, start, *options)
     assert eager.returncode == done.returncode == 0, done.stderr
     assert done.stdout == eager.stdout
@@ -248,7 +244,7 @@ if __name__ == "__main__":
 def test_workers_of_a3c_train_their_parents_model(tmp_path, start):
     script = tmp_path / "script.py"
     script.write_text(A3C)
-    eager = subprocess.run([sys.executable, script, start], capture_output=True, text=True, timeout=240)
+    eager = forked.run([script, start])
     done = run(script, start)
     assert eager.returncode == done.returncode == 0, (eager.stderr, done.stderr)
     assert eager.stdout.startswith("8 ") and done.stdout == eager.stdout

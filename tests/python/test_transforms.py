@@ -1,9 +1,8 @@
 """Compositions of PyTorch's function transforms: on Tandem, and on the host beside it, as without Tandem."""
 
 import json
-import subprocess
-import sys
 
+import forked
 import pytest
 
 SCRIPT = """
@@ -72,7 +71,7 @@ for (name, f), depth in itertools.product(FUNCTIONS.items(), (1, 2)):
 
 
 def results_of(*args: str) -> dict:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT, *args], capture_output=True, text=True)
+    ran = forked.run(["-c", SCRIPT, *args])
     assert ran.returncode == 0, ran.stderr
     return dict(json.loads(line) for line in ran.stdout.splitlines())
 

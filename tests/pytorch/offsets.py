@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch_tandem
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.op_db import op_db
 
 # Offset in elements for each call. The first two calls are traced, and the other calls are co-executed.
 OFFSETS = (3, 5, 0, 4)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.op_db import op_db
 
 SAMPLES = 6
 """Number of a subject's samples that run in a case, spread evenly over all samples."""

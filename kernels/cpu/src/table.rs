@@ -134,6 +134,7 @@ static TABLE: &[Row] = &[
     op("embedding").kernel(kernels::index::embedding),
     op("embedding_dense_backward").kernel(kernels::index::embedding_backward),
     op("index_select").kernel(kernels::index::index_select),
+    op("take").kernel(kernels::index::take),
     op("index.Tensor").kernel(kernels::index::index),
     op("gather").kernel(kernels::scatter::gather),
     op("scatter").kernel(kernels::scatter::scatter),

@@ -84,6 +84,7 @@ static TABLE: &[Row] = &[
     op("any _is_any_true").lower(ops::reduce::any),
     op("all _is_all_true").lower(ops::reduce::all),
     op("count_nonzero").lower(ops::reduce::count_nonzero),
+    op("isin").lower(ops::reduce::isin),
     op("linalg_vector_norm").lower(ops::vector_norm::vector_norm),
     op("norm").lower(ops::vector_norm::norm),
     op("logsumexp").lower(ops::reduce::logsumexp),

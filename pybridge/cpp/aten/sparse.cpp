@@ -54,7 +54,7 @@ constexpr const char* kParts[] = {"_coalesced_",
                                   "values",
                                   "zero_"};
 
-// The same for the layouts CSR, CSC, BSR and BSC.
+// Operators on sparse tensors with the layouts CSR, CSC, BSR and BSC that only read or replace these parts and sizes.
 constexpr const char* kCompressedParts[] = {"_nnz",       "ccol_indices", "clone",       "col_indices",
                                             "copy_",      "crow_indices", "dense_dim",   "empty.memory_format",
                                             "empty_like", "is_pinned",    "row_indices", "sparse_dim",

@@ -263,9 +263,9 @@ class CallBackward : public StepwiseNode {
   std::vector<WeakTensor> results_;
 };
 
-// Gives leaves gradients of their own. Autograd keeps the gradient of a leaf without a copy if nothing else refers to the
-// tensor and its strides are the leaf's. While it runs node by node, the graph refers to gradients that later become views
-// of others; here they have all been computed.
+// Clones gradients of leaves that share memory with other gradients of this pass. Autograd keeps the gradient of a leaf
+// without a copy if nothing else refers to the tensor and its strides are the leaf's. It would not keep these: its nodes
+// run one by one, so when the leaf is reached, a later node still refers to the shared memory. Here no node is left.
 void separate(variable_list& grads, const edge_list& targets) {
   std::unordered_map<const void*, std::vector<size_t>> on;
   for (size_t i = 0; i < grads.size(); i++)

@@ -75,7 +75,7 @@ fn run_check(numbers: &[i64], range: &Range<i64>, inside: &mut bool) {
 
 /// Copies the rows of `from` that `index` names to `to`. Negative indices count from the end if `negative`. For
 /// indices out of range, PyTorch's kernel runs and raises the error.
-fn take(from: TensorGeometry, index: TensorGeometry, to: TensorGeometry, negative: bool) -> Option<Kernel> {
+fn look_up(from: TensorGeometry, index: TensorGeometry, to: TensorGeometry, negative: bool) -> Option<Kernel> {
     let rows = *from.sizes.first()?;
     let numbers = Numbers::of(&index)?;
     let (n, each) = (numbers.n, count(&from.sizes[1..]));
@@ -136,7 +136,7 @@ unsafe fn copy_rows<const BYTES: usize>(
 
 /// `embedding(weight, indices, ...)`.
 pub fn embedding(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
-    take(tensor(call, 0).filter(|w| w.sizes.len() == 2)?, tensor(call, 1)?, output(outputs)?, false)
+    look_up(tensor(call, 0).filter(|w| w.sizes.len() == 2)?, tensor(call, 1)?, output(outputs)?, false)
 }
 
 /// `index_select(self, dim, index)` for the first dimension.
@@ -144,7 +144,14 @@ pub fn index_select(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
     let from = tensor(call, 0)?;
     let index = tensor(call, 2)?;
     (dimension(call, 1, from.sizes.len())? == 0).then_some(())?;
-    take(from, index, output(outputs)?, false)
+    look_up(from, index, output(outputs)?, false)
+}
+
+/// `take(self, index)`: elements by their row-major numbers, which count from the end if they are negative.
+pub fn take(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
+    let mut from = tensor(call, 0).filter(is_contiguous)?;
+    (from.sizes, from.strides) = (smallvec![count(&from.sizes) as i64], smallvec![1]);
+    look_up(from, tensor(call, 1)?, output(outputs)?, true)
 }
 
 /// `tensor[index]` with one tensor of indices.
@@ -154,7 +161,7 @@ pub fn index(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         Operand::TensorGeometry(w) => w,
         _ => return None,
     };
-    take(tensor(call, 0)?, index, output(outputs)?, true)
+    look_up(tensor(call, 0)?, index, output(outputs)?, true)
 }
 
 /// `embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq)`.

@@ -308,8 +308,8 @@ fn sum_of_weights(x: &[f32], most: f32) -> f64 {
     total(&sums)
 }
 
-/// Number of long rows that are computed at a time. One logarithm alone takes as long as those of [`ROWS`] rows together,
-/// but rows of more elements than this do not stay in the cache until their sums' logarithms are known.
+/// Number of long rows whose logarithms are computed together: [`ROWS`] logarithms take as long as one. A row is read
+/// again after its logarithm, so rows that would have left the cache by then are computed alone.
 #[inline(always)]
 fn rows_at_a_time(n: usize) -> usize {
     if n <= 1024 { ROWS } else { 1 }

@@ -249,6 +249,7 @@ static TABLE: &[Row] = &[
     op("embedding").outputs(outputs::embedding),
     op("embedding_dense_backward").outputs(outputs::embedding_backward),
     op("index_select").outputs(outputs::selection::index_select),
+    op("take").outputs(outputs::selection::take),
     op("index.Tensor").outputs(outputs::selection::index).dynamic_by_mask(),
     op("gather").outputs(outputs::selection::gather),
     op("scatter.src scatter.value").outputs(outputs::selection::scatter),

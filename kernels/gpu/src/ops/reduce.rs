@@ -11,6 +11,7 @@ use tandem_tracegraph::tensor_meta::Dtype;
 use crate::kernel::{Kernel, highest, lowest, team};
 use crate::lower::{Dims, Lowering, Operand, Source, dense, wrap};
 use crate::ops::elementwise::coalesce;
+use crate::ops::types::result_type;
 use tandem_executor::ir::{E, Mem, Ty, larger, smaller};
 
 // --- What is reduced ------------------------------------------------------------------------------------
@@ -549,6 +550,40 @@ pub fn count_nonzero(l: &mut Lowering<'_>) -> Option<()> {
         finish: &|_, a| a.cast(Ty::I64),
     };
     single.launch(l, &space, &x, &out)
+}
+
+/// Maximum number of elements that each element is compared with. For more of them, PyTorch's kernel, which sorts, does
+/// less work.
+const MAX_TESTS: i64 = 4096;
+
+/// `isin(elements, test_elements, *, assume_unique, invert)`, of two tensors.
+pub fn isin(l: &mut Lowering<'_>) -> Option<()> {
+    let (x, tests) = (l.tensor(0)?, l.tensor(1)?);
+    let dtype = result_type([&x, &tests], l.call.default_dtype);
+    let ty = Mem::of(dtype)?.ty();
+    // PyTorch rounds numbers to a half type before it compares them, and refuses bools.
+    let rounds = Mem::of(dtype)? != Mem::of(kept_as(ty))? && dtype.is_floating();
+    let is_converted = x.dtype != dtype || tests.dtype != dtype;
+    let has_bools = x.dtype == Dtype::BOOL || tests.dtype == Dtype::BOOL;
+    let is_unique = l.flag(2, false); // PyTorch returns something else if elements are not unique.
+    if rounds && is_converted || has_bools || is_unique || tests.sizes.iter().product::<i64>() > MAX_TESTS {
+        return None;
+    }
+    let sizes: Dims = x.sizes.iter().chain(&tests.sizes).copied().collect();
+    let no_strides = |n: usize| std::iter::repeat_n(0, n);
+    let of_x: Dims = x.strides.iter().copied().chain(no_strides(tests.ndim())).collect();
+    let of_tests: Dims = no_strides(x.ndim()).chain(tests.strides.iter().copied()).collect();
+    let space = Space::new(&sizes, (0..sizes.len()).map(|d| d >= x.ndim()).collect());
+    let out = output(l, 0, &space, false, Dtype::BOOL)?;
+    let invert = l.flag(3, false);
+    let acc = Accumulate {
+        init: [E::int(Ty::Bool, 0)],
+        step: &|_, [a], x, _| [a.or(x[0].cast(ty).eq(x[1].cast(ty)))],
+        merge: &|[a], [b]| [a.or(&b)],
+    };
+    let ins = [&x.viewed(&sizes, &of_x), &tests.viewed(&sizes, &of_tests)];
+    let operands = Operands { ins: &ins, outs: &[&out], also: &[] };
+    launch(l, "isin", &space, operands, &acc, &|_, _, [a], _| vec![if invert { a.not() } else { a }])
 }
 
 // --- Variances ------------------------------------------------------------------------------------------

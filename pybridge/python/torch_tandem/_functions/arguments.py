@@ -93,7 +93,7 @@ def flatten(args: tuple, kwargs: dict, data: Set[type]) -> tuple[Hashable, list,
                     key.append(HAS_ATTRIBUTES)
             elif kind in VALUES:
                 key.append(kind)
-                # Text tells 0.0 from -0.0, and equals itself for a NaN.
+                # As text, 0.0 and -0.0 differ, and a NaN equals itself.
                 is_spelt = kind is complex or (kind is float and not value == value != 0)
                 key.append(repr(value) if is_spelt else value)
             else:

@@ -13,9 +13,11 @@ from torch_tandem._functions.observe import World
 
 # Number of consecutive equal backward passes before the first one that is replayed.
 EQUAL = 3
-# Number of kinds of passes that the next pass is compared with. Number of latest passes all of whose kinds
-# must have passed `EQUAL` comparisons.
-REMEMBERED, LATEST = 16, 32
+# Number of kinds of passes that the next pass is compared with.
+REMEMBERED = 16
+# Number of latest passes to look at before a pass is replayed: each of their kinds must have been equal
+# `EQUAL` times.
+LATEST = 32
 # Maximum number of recorded calls whose backward passes have not run.
 WAITING = 16
 

@@ -39,9 +39,9 @@ class Recorded:
     equal: int = 1
 
     def is_comparable(self, other: "Recorded") -> bool:
-        """Whether both calls were recorded in the same way, with code known by then that reaches the same
-        tensors, and at places of the program where iterations end alike: an outermost call of a module ends
-        one.
+        """Whether an audit can compare the calls. They have the same settings, the code that was known when
+        they began reaches the same tensors, and both end an iteration or neither does: the outermost call
+        of a module ends one.
         """
         return (
             bool(self.followed) == bool(other.followed)

@@ -188,6 +188,12 @@ pub(crate) fn index_select(call: &Call<'_>) -> Option<Outputs> {
     one(x.dtype, &sizes)
 }
 
+/// `take(self, index)`.
+pub(crate) fn take(call: &Call<'_>) -> Option<Outputs> {
+    let index = tensor(call, 1).filter(|index| index.dtype == Dtype::INT64)?;
+    one(tensor(call, 0)?.dtype, index.sizes)
+}
+
 /// `index_add(self, dim, index, source, alpha)`.
 pub(crate) fn index_add(call: &Call<'_>) -> Option<Outputs> {
     let x = added_to(call)?;

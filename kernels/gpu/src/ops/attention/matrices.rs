@@ -449,8 +449,8 @@ impl<'a> ByKeys<'a> {
         p.products("k", false) + &p.draw(self.a, "stay_queries(b, h, col0 + AT, own)") + &weights
     }
 
-    /// Launches the kernel, which writes the sums of the rows, times `factor`, to `o`. `rows` loads factors besides the
-    /// keys, and `body` adds the terms of a block of queries.
+    /// Launches the kernel, which writes each key's sum over the queries, times `factor`, to `out`. `rows` is code that
+    /// loads what a key needs besides the key itself, and `body` adds the terms of a block of queries to the sums.
     fn launch(
         mut self,
         l: &mut Lowering<'_>,
