@@ -41,7 +41,7 @@ def register() -> None:
     imports.watch(flex_attention.CHANGES | untraced.CHANGES)
     distributed.install()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_before_fork, after_in_child=_core.after_fork_in_child)
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
     atexit.register(_core.shutdown)
     environment.warn([*_core.ignored_settings(), *environment.misspelt()])
 
@@ -58,3 +58,10 @@ def _before_fork() -> None:
     # poisoned storage.
     with contextlib.suppress(Exception):
         _core.synchronize()
+
+
+def _after_fork_in_child() -> None:
+    _core.after_fork_in_child()
+    # Autograd has a thread for every accelerator, and none in a child, whose end would wait 10 s for them.
+    if "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT" not in os.environ:
+        os.putenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0")  # not in os.environ, which the program may read
