@@ -75,7 +75,12 @@ fn run_check(numbers: &[i64], range: &Range<i64>, inside: &mut bool) {
 
 /// Copies the rows of `from` that `index` names to `to`. Negative indices count from the end if `negative`. For
 /// indices out of range, PyTorch's kernel runs and raises the error.
-fn look_up(from: TensorGeometry, index: TensorGeometry, to: TensorGeometry, negative: bool) -> Option<Kernel> {
+fn look_up(
+    from: TensorGeometry,
+    index: TensorGeometry,
+    to: TensorGeometry,
+    negative: bool,
+) -> Option<Kernel> {
     let rows = *from.sizes.first()?;
     let numbers = Numbers::of(&index)?;
     let (n, each) = (numbers.n, count(&from.sizes[1..]));

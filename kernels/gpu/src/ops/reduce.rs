@@ -566,7 +566,9 @@ pub fn isin(l: &mut Lowering<'_>) -> Option<()> {
     let is_converted = x.dtype != dtype || tests.dtype != dtype;
     let has_bools = x.dtype == Dtype::BOOL || tests.dtype == Dtype::BOOL;
     let is_unique = l.flag(2, false); // PyTorch returns something else if elements are not unique.
-    if rounds && is_converted || has_bools || is_unique || tests.sizes.iter().product::<i64>() > MAX_TESTS {
+    let is_flat = tests.ndim() <= 1 || tests.strides == dense(&tests.sizes); // PyTorch views it as a vector.
+    let is_long = tests.sizes.iter().product::<i64>() > MAX_TESTS;
+    if rounds && is_converted || has_bools || is_unique || !is_flat || is_long {
         return None;
     }
     let sizes: Dims = x.sizes.iter().chain(&tests.sizes).copied().collect();
