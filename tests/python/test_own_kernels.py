@@ -125,6 +125,14 @@ def test_all_and_any(dtype):
     assert_same(got, expected, str(dtype))
 
 
+@pytest.mark.parametrize("n", [1, 3, 400])
+def test_variances_without_degrees_of_freedom_are_warned_of(n):
+    x = torch.ones(5, n, device="tandem")
+    for call in (torch.std, torch.var):
+        with pytest.warns(UserWarning, match="degrees of freedom"):
+            call(x, 1, correction=n).cpu()
+
+
 def test_classes_out_of_range_are_refused():
     x, good, bad = data(4, 3).to("tandem"), torch.tensor([0, 2, -100, 1]), torch.tensor([0, 3, 1, 1])
     for _ in range(4):

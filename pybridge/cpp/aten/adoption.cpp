@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "aten/host_shortcuts.h"
 #include "calls/library.h"
 #include "device/device_type.h"
 
@@ -74,7 +75,8 @@ void on_one_device(const c10::OperatorHandle& handle, torch::jit::Stack* stack) 
       each_tensor(first[i], [&](c10::IValue& t) {
         if (is_on_host(t.toTensor())) t = t.toTensor().to(*device);
       });
-  handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack);
+  if (!capture_with_shortcut(handle, stack))
+    handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack);
 }
 
 void move_mixed_arguments() {

@@ -39,7 +39,7 @@ fn parts(
 fn reduced(
     (x, y, [rows, n]): (TensorGeometry, TensorGeometry, [usize; 2]),
     param: Option<Param>,
-    is_possible: fn(f64) -> bool,
+    is_possible: impl Fn(f64) -> bool + Send + Sync + 'static,
     row: impl Fn(&[f32], f64, &mut f32) + Send + Sync + 'static,
     short: impl Fn(&[f32], usize, f64, &mut [f32]) + Send + Sync + 'static,
 ) -> Option<Kernel> {
@@ -73,9 +73,8 @@ pub fn deviation(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
 fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<Kernel> {
     let given = !matches!(call.args.get(2)?, Arg::None);
     let correction = given.then_some(Param::Number(2, 0, Ty::F64));
-    let of_squares = move |squares: f64, n: usize, correction: f64| {
-        stored(squares / (n as f64 - correction).max(0.0)) as f32
-    };
+    let of_squares =
+        move |squares: f64, n: usize, correction: f64| stored(squares / (n as f64 - correction)) as f32;
     let row = move |x: &[f32], correction: f64, y: &mut f32| {
         let mut squares = 0.0;
         squares_about_mean(x, &mut squares);
@@ -88,7 +87,10 @@ fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<
             y.iter_mut().zip(squares).for_each(|(y, squares)| *y = of_squares(squares, n, correction));
         }
     };
-    reduced(parts(call, outputs, 1)?, correction, |_| true, row, short)
+    let parts = parts(call, outputs, 1)?;
+    let n = parts.2[1] as f64;
+    // Without degrees of freedom, PyTorch's kernel warns.
+    reduced(parts, correction, move |correction| correction < n, row, short)
 }
 
 widest! {

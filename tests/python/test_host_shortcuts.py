@@ -1,0 +1,61 @@
+"""Operators that PyTorch computes in a shorter way on its CPU device."""
+
+import pytest
+import torch
+import torch_tandem
+from torch.nn import functional as F
+from torch_tandem import _core
+
+QS = torch.tensor([0.0, 0.25, 0.6, 1.0])
+CALLS = {
+    "aten::max_pool1d": lambda x: F.max_pool1d(x, 3, 2, padding=1),
+    "aten::quantile": lambda x: torch.quantile(x, QS.to(x.device), dim=1),
+    "aten::quantile.scalar": lambda x: torch.quantile(x, 0.3, dim=-1, keepdim=True),
+    "aten::nanquantile": lambda x: torch.nanquantile(x, QS.to(x.device)),
+    "aten::nanquantile.scalar": lambda x: torch.nanquantile(x, 0.7, interpolation="lower"),
+}
+
+
+def captured(call, *arguments):
+    """The result of a call that is co-executed, and the names of the operators."""
+    torch_tandem.reset()
+    for _ in range(6):
+        result = call(*arguments)
+        torch_tandem.mark_step()
+    return result, {node["op"] for node in _core.graph()["nodes"]}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_without_gradients_are_captured_whole(name):
+    x = torch.randn(4, 3, 50, generator=torch.Generator().manual_seed(0))
+    x[1, 2, 7] = torch.nan
+    result, names = captured(CALLS[name], x.to("tandem"))
+    assert name in names
+    torch.testing.assert_close(result.cpu(), CALLS[name](x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_are_those_of_eager(name):
+    x = torch.randn(4, 3, 50, generator=torch.Generator().manual_seed(1))
+    ours, theirs = (t.detach().clone().requires_grad_() for t in (x.to("tandem"), x))
+    result, names = captured(CALLS[name], ours)
+    assert name not in names
+    result.sum().backward()
+    CALLS[name](theirs).sum().backward()
+    assert torch.equal(ours.grad.cpu(), theirs.grad)
+
+
+def test_values_out_of_range_are_refused():
+    x = torch.randn(9).to("tandem")
+    with pytest.raises(RuntimeError, match=r"range \[0, 1\]"):
+        torch.quantile(x, torch.tensor([1.5]).to("tandem")).cpu()
+
+
+def test_transforms_see_the_composed_operators():
+    x = torch.randn(4, 3, 50)
+    ours = torch.func.vmap(lambda x: F.max_pool1d(x, 2))(x.to("tandem"))
+    assert torch.equal(ours.cpu(), F.max_pool1d(x, 2))
+    value, tangent = torch.func.jvp(
+        lambda x: F.max_pool1d(x, 2), (x.to("tandem"),), (torch.ones_like(x).to("tandem"),)
+    )
+    assert torch.equal(value.cpu(), F.max_pool1d(x, 2)) and tangent.cpu().eq(1).all()
