@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_tandem
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_tandem import _core
 
 QS = torch.tensor([0.0, 0.25, 0.6, 1.0])
@@ -49,6 +50,25 @@ def test_values_out_of_range_are_refused():
     x = torch.randn(9).to("tandem")
     with pytest.raises(RuntimeError, match=r"range \[0, 1\]"):
         torch.quantile(x, torch.tensor([1.5]).to("tandem")).cpu()
+
+
+class Seen(TorchDispatchMode):
+    """A mode that notes the operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_dispatch_modes_see_the_composed_operators(name):
+    with Seen() as seen:
+        CALLS[name](torch.randn(4, 3, 50, device="tandem"))
+    assert seen.names and not any(name.removeprefix("aten::") in found for found in seen.names)
 
 
 def test_transforms_see_the_composed_operators():

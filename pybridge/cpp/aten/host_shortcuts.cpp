@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -46,7 +47,8 @@ void compose(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
 }  // namespace
 
 bool capture_with_shortcut(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  if (!tt_is_cpu() || !has_shortcut(handle)) return false;
+  // Modes of __torch_dispatch__ see the operators that PyTorch composes.
+  if (!tt_is_cpu() || !has_shortcut(handle) || c10::impl::dispatch_mode_enabled()) return false;
   const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
   const auto is_possible = [](const c10::IValue& value) {
     return !value.isTensor() || !value.toTensor().defined() || is_plain(value.toTensor());
