@@ -109,3 +109,11 @@ def test_the_report_names_the_exception_that_ended_the_script(tmp_path, end, not
     forked.run(["-m", "torch_tandem", "run", "--report-json", "report.json", "script.py"], cwd=tmp_path)
     notes = json.loads((tmp_path / "report.json").read_text())["notes"]
     assert notes[-1].startswith(f"the script ended with {note}")
+
+
+def test_a_forked_child_does_not_wait_for_the_threads_of_autograd():
+    """The limit is in the environment of the child's C code, which PyTorch reads at exit."""
+    child = "os.execvp('sh', ['sh', '-c', 'echo $TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT'])"
+    fork = f"pid = os.fork()\nif pid == 0:\n    {child}\nos.waitpid(pid, 0)"
+    ran = forked.run(["-c", f"import os, torch_tandem\n{fork}"])
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
