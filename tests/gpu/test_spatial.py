@@ -45,6 +45,12 @@ def test_pools_of_images(dtype):
         alike(lambda g, x: aten._adaptive_avg_pool2d_backward(g, x), g, x)
 
 
+def test_a_pool_of_rows_is_a_view():
+    x = torch.randn(2, 8)
+    pooled = functional.max_pool1d(x.to(device), 2)
+    assert pooled._is_view() and torch.equal(pooled.cpu(), functional.max_pool1d(x, 2))
+
+
 def test_pools_of_volumes():
     for x in layouts(2, 3, 5, 6, 7):
         alike(lambda x: aten.max_pool3d_with_indices(x, 3, 2, 1, 1, True), x)

@@ -193,13 +193,6 @@ def test_adafactor_is_the_same_everywhere():
     check(program)
 
 
-def test_max_pool1d_is_a_view():
-    x = data(2, 8)
-    pooled, expected = F.max_pool1d(x.to("tandem"), 2), F.max_pool1d(x, 2)
-    assert pooled._is_view() and not expected._is_view()
-    assert torch.equal(pooled.cpu(), expected)
-
-
 def test_integer_buffers_of_an_averaged_model_raise():
     model = nn.BatchNorm1d(3).to("tandem")
     average = AveragedModel(model, use_buffers=True)

@@ -46,6 +46,18 @@ def test_gradients_are_those_of_eager(name):
     assert torch.equal(ours.grad.cpu(), theirs.grad)
 
 
+def test_a_pooling_is_no_view():
+    assert not F.max_pool1d(torch.randn(2, 8).to("tandem"), 2)._is_view()
+
+
+def test_a_changed_quantile_out_of_range_is_refused_at_its_call():
+    x = torch.randn(9).to("tandem")
+    for q in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        torch.quantile(x, q)
+    with pytest.raises(RuntimeError, match=r"range \[0, 1\] but got 1.5"):
+        torch.quantile(x, 1.5)
+
+
 def test_values_out_of_range_are_refused():
     x = torch.randn(9).to("tandem")
     with pytest.raises(RuntimeError, match=r"range \[0, 1\]"):

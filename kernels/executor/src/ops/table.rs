@@ -177,6 +177,7 @@ static TABLE: &[Row] = &[
     op("_pdist_forward").bounds(&[(1, NOT_NEGATIVE)]),
     op("renorm renorm_").bounds(&[(1, POSITIVE), (3, NOT_NEGATIVE)]),
     op("histc").bounds(&[(3, Bound::EndOf(2))]),
+    op("nanquantile.scalar quantile.scalar").bounds(&[(1, PROBABILITY)]),
     op("cumsum").outputs(outputs::selection::scan),
     op("cumprod").outputs(outputs::selection::scan),
     op("logcumsumexp _logcumsumexp").outputs(outputs::selection::log_scan),
