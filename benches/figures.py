@@ -1,7 +1,7 @@
 """The figures of README.md and docs/benchmarks.md, which are kept in results/programs.json.
 
-`run.py --record RUN` replaces the figures of a run. `python benches/figures.py` writes the pages' sections
-again, and with `--check` fails if they differ from the figures.
+`run.py --record RUN` replaces the figures of a run, and `pendulum.py` those of the demo. `figures.py` writes
+the pages' sections again, and with `--check` fails if they differ from the figures.
 """
 
 import argparse
@@ -221,6 +221,17 @@ def first_figures(runs: dict) -> str:
     )
 
 
+def demo(run: dict) -> str:
+    """README's sentence about the program with which `make demo` ends."""
+    seconds = run["programs"]["pendulum"]
+    eager, tandem, function = (f"{seconds[way]:.1f} s" for way in ("eager", "tandem", "function"))
+    return (
+        f"`make demo` ends with a small network in which Python sets the pace: its training takes {eager} in "
+        f"eager, {tandem} on Tandem, and {function} with its step as a function (2 cores, one thread), with "
+        "equal losses. A page, `target/demo.html`, says why."
+    )
+
+
 def pages() -> dict[Path, str]:
     """The pages with their sections as the figures say."""
     runs = json.loads(RESULTS.read_text())
@@ -234,7 +245,8 @@ def pages() -> dict[Path, str]:
     page = PAGE.read_text()
     for name, text in sections.items():
         page = with_section(page, name, _filled(text))
-    return {PAGE: page, README: with_section(README.read_text(), "figures.py", _filled(first_figures(runs)))}
+    readme = with_section(README.read_text(), "pendulum.py", _filled(demo(runs["demo"])))
+    return {PAGE: page, README: with_section(readme, "figures.py", _filled(first_figures(runs)))}
 
 
 def _filled(text: str) -> str:

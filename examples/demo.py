@@ -50,8 +50,8 @@ def _run(
     return json.loads(losses.read_text())
 
 
-def show_gain(folder: Path) -> tuple[bool, str]:
-    """Time pendulum.py in the three ways. Returns whether the losses are equal, and what is shown."""
+def time_pendulum(folder: Path) -> dict[str, dict]:
+    """Run pendulum.py in the three ways; return its losses and its time in seconds by title, eager first."""
     run = [sys.executable, "-m", "torch_tandem", "run", "--quiet"]
     ways = {
         "python": ([sys.executable], "cpu"),
@@ -62,6 +62,12 @@ def show_gain(folder: Path) -> tuple[bool, str]:
     for title, (launcher, device) in ways.items():
         print("\n$", title, PENDULUM.name, flush=True)
         results[title] = _run(PENDULUM, launcher, folder, ["--device", device])
+    return results
+
+
+def show_gain(folder: Path) -> tuple[bool, str]:
+    """Time pendulum.py. Returns whether the losses are equal, and what is shown."""
+    results = time_pendulum(folder)
     eager = results["python"]
     lines = [f"\nTraining a small network, {PENDULUM.name}, where Python sets the pace:"]
     for title, result in results.items():

@@ -16,10 +16,13 @@ use tandem_executor::threads::floats::Floats;
 use tandem_executor::threads::team::{TEAM, is_beside_the_program};
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Call, InlineValue, Input, Place};
+use tandem_tracegraph::ids::LocationId;
+use tandem_tracegraph::location::Locations;
 use tandem_tracegraph::tensor_meta::Dtype;
 
 use crate::convert::{Records, window_record};
 use crate::ffi::*;
+use crate::python::Lines;
 
 /// Memory pool for the outputs of kernels.
 pub static POOL: Pool = Pool::new();
@@ -281,6 +284,10 @@ impl Torch for Shim {
     fn generator(&self, generator: *mut c_void) -> Generator {
         // SAFETY: the program's call keeps the generator alive.
         unsafe { Generator::retain(generator, &SHIM) }
+    }
+
+    fn line(&self, location: LocationId, locations: &Locations) -> String {
+        Lines::default().user_line(location, locations)
     }
 
     fn thread_settings(&self) -> i32 {

@@ -1,12 +1,14 @@
-//! The runtime's interface to PyTorch: one trait, implemented by the bridge and by the fakes of the tests.
+//! The runtime's interface to PyTorch and Python: one trait, implemented by the bridge and by the fakes of the tests.
 
 use std::ffi::c_void;
 
 use tandem_executor::host::{Exception, Generator};
 use tandem_executor::run::HostFeed;
 use tandem_tracegraph::call::Input;
+use tandem_tracegraph::ids::LocationId;
+use tandem_tracegraph::location::Locations;
 
-/// Functions that the runtime needs from PyTorch.
+/// Functions that the runtime needs from PyTorch and Python.
 pub trait Torch: Send + Sync {
     /// Copies the current contents of a host window. Returns PyTorch's exception if there is no memory for the
     /// copy.
@@ -22,4 +24,6 @@ pub trait Torch: Send + Sync {
     fn enter_graph_runner(&self);
     /// Runs `work` with the calling thread marked as inside the executor, so that the thread does not wait for itself.
     fn in_executor(&self, work: &mut dyn FnMut());
+    /// Returns the program's line of a location, for messages, such as `train.py:12 in step`.
+    fn line(&self, location: LocationId, locations: &Locations) -> String;
 }

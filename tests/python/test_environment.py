@@ -71,6 +71,25 @@ def test_functions_that_name_no_number_of_calls_are_audited_as_the_environment_s
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
+DIVERGING = """
+import torch, torch_tandem
+x = torch.ones(3, device="tandem")
+for step in range(12):
+    y = x + x
+    y = y.relu() if step == 9 else y.sigmoid()
+    torch_tandem.mark_step()
+"""
+
+
+def test_debug_prints_the_lines_of_divergences(monkeypatch, tmp_path):
+    script = tmp_path / "diverging.py"
+    script.write_text(DIVERGING)
+    monkeypatch.setenv("TANDEM_DEBUG", "1")
+    done = forked.run([str(script)], timeout=60)
+    [line] = [line for line in done.stderr.splitlines() if "divergence" in line]
+    assert 'diverging.py:6 in <module>" reason="expected aten::sigmoid"' in line
+
+
 FAILING = """
 import torch, torch_tandem
 x = torch.ones(3, 3, device="tandem")

@@ -276,6 +276,31 @@ def test_a_failing_kernel_raises_at_the_next_fetch():
     assert torch.equal(bad.cpu(), table.cpu()[[1, 2]] + 1)
 
 
+@pytest.mark.parametrize("both", [True, False], ids=["both in each iteration", "one not seen before"])
+def test_a_late_error_of_a_table_that_two_functions_use(both):
+    """The limit of docs/differs.md: a line that issues what another one issued is not told apart from it."""
+
+    def first(index):
+        return F.embedding(index, table)  # first
+
+    def second(index):
+        return F.embedding(index, table)  # second
+
+    table = data(5, 3).to("tandem")
+    for step in range(STEPS):
+        fails = step == STEPS - 1
+        if both or not fails:
+            first(torch.tensor([1, 2], device="tandem"))
+        if both or fails:
+            rows = second(torch.tensor([1, 7 if fails else 2], device="tandem"))
+        if fails:
+            with pytest.raises(IndexError) as error:
+                rows.cpu()
+        torch_tandem.mark_step()
+    assert here("# second" if both else "# first") in str(error.value)
+    assert "TANDEM_SYNC=1" in str(error.value)
+
+
 def test_a_failure_that_nobody_reads_is_raised_by_synchronize():
     for step in range(STEPS):
         index = torch.tensor([0, 9 if step == 10 else 1], device="tandem")

@@ -288,7 +288,8 @@ impl Engine {
         let name = |id: OpId| self.ops[id.index()].name.to_string();
         let difference = self.cursor.difference(call, graphs.symbolic(), graphs.graph(), name);
         let (op, reason) = (&self.ops[call.op.index()].name, difference.sentence());
-        tracing::info!(%op, reason, iteration = number, "divergence");
+        let line = || self.torch.line(location, &self.locations);
+        tracing::info!(%op, line = line(), reason, iteration = number, "divergence");
         self.counters.diverged(location, call.op, difference, number);
         self.graphs.diverged(self.cursor.block());
         self.phase = Phase::Tracing;

@@ -12,7 +12,8 @@ use tandem_executor::ops::registry::Operators;
 use tandem_executor::run::HostFeed;
 use tandem_runtime::torch::Torch;
 use tandem_tracegraph::call::{Arg, Call, Input, Place};
-use tandem_tracegraph::ids::OpId;
+use tandem_tracegraph::ids::{LocationId, OpId};
+use tandem_tracegraph::location::Locations;
 use tandem_tracegraph::ops::{ArgClass, OpDecl};
 use tandem_tracegraph::tensor_meta::Dtype;
 
@@ -524,6 +525,10 @@ impl Torch for FakeTorch {
     fn generator(&self, generator: *mut c_void) -> Generator {
         // SAFETY: the call that names the generator keeps it alive.
         unsafe { Generator::retain(generator, self.handle()) }
+    }
+
+    fn line(&self, _: LocationId, _: &Locations) -> String {
+        "unknown".into()
     }
 
     fn thread_settings(&self) -> i32 {
