@@ -343,13 +343,15 @@ impl Lines {
         known.cloned().unwrap_or_default()
     }
 
-    /// Returns the functions that lead to an op, outermost first, each with the line that calls the next function. For
-    /// an op of a backward pass, returns the functions that lead to the forward op.
+    /// Returns the functions that lead to an op, outermost first, each with the line that calls the next function and
+    /// the name of the file. For an op of a backward pass, returns the functions that lead to the forward op.
     pub fn functions(&mut self, location: LocationId, locations: &Locations) -> Vec<String> {
         let frames = self.frames(locations.user_frames(location));
+        let launches = |f: &FrameText| f.file.starts_with("<frozen runpy") || f.file.ends_with("/bin/tandem");
         let passes_on = |f: &FrameText| f.file.ends_with(MODULE_FILE);
-        let named = |f: &Rc<FrameText>| format!("{}:{}", f.name, f.line);
-        frames.iter().rev().filter(|f| !passes_on(f)).map(named).collect()
+        let named = |f: &Rc<FrameText>| format!("{}:{} {}", f.name, f.line, f.file_name());
+        let frames = frames.iter().rev().skip_while(|f| launches(f));
+        frames.filter(|f| !passes_on(f)).map(named).collect()
     }
 }
 

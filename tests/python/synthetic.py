@@ -11,6 +11,10 @@ MODEL, TRAIN = "/home/user/project/model.py", "/home/user/project/train.py"
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>&\"'`${x}{{data}}"
 
 
+def file_of(frame: str) -> str:
+    return "module.py" if "Module." in frame else "model.py" if "forward" in frame else "train.py"
+
+
 class Tracer:
     """Collects nodes in the order in which a traced program would issue them."""
 
@@ -30,7 +34,7 @@ class Tracer:
             "id": number,
             "op": f"aten::{name}",
             "line": f"{file}:{line} in {function}",
-            "stack": list(self.stack),
+            "stack": [f"{frame} {file_of(frame)}" for frame in self.stack],
             "backward": False,
             "out": [out],
             "inputs": [[i] if not isinstance(i, list) else i for i in inputs],

@@ -4,6 +4,7 @@ The script process_view.py is started in every way that the interpreter knows, a
 compared item by item.
 """
 
+import builtins
 import json
 import os
 import re
@@ -292,9 +293,46 @@ def test_a_line_in_a_notebook_has_its_cell(monkeypatch):
     assert findings.short_line("/other/file.py:3 in step") == "/other/file.py:3 in step"
 
 
+CALLS = """
+import json, torch
+from torch_tandem import _core, mark_step
+def step(x):
+    return (x @ x).sigmoid()
+def main():
+    x = torch.ones(2, 2, device="tandem")
+    for _ in range(20):
+        float(step(x).sum())
+        mark_step()
+main()
+print(json.dumps([node["stack"] for node in _core.graph()["nodes"] if node["op"] == "aten::sigmoid"]))
+"""
+
+
+@pytest.mark.parametrize("module", [[], ["-m"]], ids=["script", "module"])
+def test_the_functions_that_lead_to_an_operator_are_the_programs(tmp_path, module):
+    (tmp_path / "calls.py").write_text(CALLS)
+    command = [
+        Path(sys.executable).with_name("tandem"),
+        "run",
+        "--quiet",
+        *module,
+        "calls.py"[: -3 if module else None],
+    ]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [["<module>:11 calls.py", "main:9 calls.py", "step:5 calls.py"]]
+
+
+class ZMQInteractiveShell:
+    """The class by whose name libraries recognize a notebook."""
+
+
 def test_a_summary_is_plain_text_in_a_notebook(monkeypatch):
+    expected = torch_tandem.summary()
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as IPython's kernel sets it
-    assert "\x1b" not in torch_tandem.summary()
+    text = torch_tandem.summary()
+    assert "\x1b" not in text and text.split() == expected.split() and text
 
 
 FEW = """

@@ -331,6 +331,24 @@ def test_pace(times, severity, words):
     assert any(f.severity == severity and words in f.text for f in findings.findings(report))
 
 
+def test_where_python_sets_the_pace_a_module_to_wrap_is_advised():
+    report = settled(python_exec_us=97, python_stall_us=3, runner_exec_us=20)
+    report["candidates"] = [{"name": "Net", "calls": 10, "us": 400, "share": 0.4}]
+    [finding] = [f for f in findings.findings(report) if "Python sets the pace" in f.text]
+    assert finding.advice.startswith(
+        "Calls of Net take 40 % of the time, 40 us each: `tandem run --function Net`"
+    )
+    report["candidates"][0]["share"] = 0.05
+    [finding] = [f for f in findings.findings(report) if "Python sets the pace" in f.text]
+    assert "--function" not in finding.advice
+
+
+def test_the_source_of_a_line_that_calls_a_library(tmp_path):
+    (tmp_path / "train.py").write_text("import trainer\ntrainer.fit()\n")
+    line = f"{tmp_path}/train.py:2 in <module> > model.py:80 in Attention.forward, backward"
+    assert findings.source(line) == "trainer.fit()"
+
+
 @pytest.mark.parametrize(("calls", "is_named"), [(4, False), (50, True)])
 def test_operators_without_a_kernel_are_named(calls, is_named):
     report = settled(python_exec_us=100)

@@ -192,18 +192,32 @@ def test_kernels_come_first_and_lead_to_the_graph(browser):
     assert browser.run("document.querySelector('.finder input').value")
 
 
-def test_times_on_a_long_axis_differ(browser):
-    browser.open(synthetic.page())
+def calculated(browser, expression, *names):
+    """The value of an expression that calls functions of the page's scripts."""
     scripts = "".join(
         (Path(pages.__file__).parent / f"{name}.js").read_text() for name in ("basics", "timeline")
     )
-    names = ("axisTime", "roundDuration", "duration")
     functions = "".join(
         re.search(rf"^function {name}\(.*?^}}$", scripts, re.M | re.S)[0] + "\n" for name in names
     )
+    return browser.run(f"(() => {{ {functions} return {expression}; }})()")
+
+
+@pytest.mark.parametrize(
+    ("times", "lowest", "highest"),
+    [([5000], 5000, 6000), ([90_000, 20, 21], 21, 30), ([20, 21, 22, 23], 23, 30), ([], 1, 2)],
+)
+def test_an_axis_shows_all_iterations_but_few_long_ones(browser, times, lowest, highest):
+    browser.open(synthetic.page())
+    assert lowest <= calculated(browser, f"axisEnd({times})", "axisEnd") <= highest
+
+
+def test_times_on_a_long_axis_differ(browser):
+    browser.open(synthetic.page())
 
     def shown(times, step):
-        return browser.run(f"(() => {{ {functions} return {times}.map((at) => axisTime(at, {step})); }})()")
+        expression = f"{times}.map((at) => axisTime(at, {step}))"
+        return calculated(browser, expression, "axisTime", "roundDuration", "duration")
 
     assert shown([106.2e6, 106.3e6], 1e5) == ["106.2 s", "106.3 s"]
     assert shown([0, 250, 7e6], 5e6) == ["0", "250 µs", "7 s"]

@@ -164,7 +164,7 @@ def get_device_properties(device: _Any = None) -> DeviceProperties:
     """Return the device's properties."""
     _index_of(device)
     major, minor = _CAPABILITY
-    return DeviceProperties(get_device_name(), major, minor, mem_get_info()[1], os.cpu_count() or 1)
+    return DeviceProperties(get_device_name(device), major, minor, mem_get_info()[1], os.cpu_count() or 1)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -20,7 +20,7 @@ FEW = 10
 # Share of the time in which kernels run above which they set the pace, and below which Python does.
 MOST, HALF = 0.85, 0.5
 
-_LINE = re.compile(r"^(?P<file>.*):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
+_LINE = re.compile(r"^(?P<file>.*?):(?P<number>\d+)(?: in (?P<function>.*))?$", re.DOTALL)
 
 ADVICE: dict[What, str] = {
     "operator": "The program takes another way here now and then. Each way is learned once; a line that "

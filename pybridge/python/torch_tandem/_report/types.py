@@ -257,7 +257,7 @@ class Node(TypedDict):
     op: str
     line: str
     module: str  # such as Encoder.layers.*.attention; empty if no module issues the operator
-    stack: list[str]
+    stack: list[str]  # outermost first, such as train:31 main.py
     backward: bool
     out: list[str]
     inputs: list[list[int | str]]

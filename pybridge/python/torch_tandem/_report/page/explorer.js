@@ -185,7 +185,7 @@ function graphSection({ graph: packed }) {
         "ol",
         null,
         node.frames.map((frame) =>
-          h("li", { class: "code" }, frame.at ? `${frame.name}:${frame.at}` : frame.name),
+          h("li", { class: "code" }, frame.at ? `${frame.file}:${frame.at} in ${frame.name}` : frame.name),
         ),
       ),
     ].filter((part) => part);

@@ -72,8 +72,8 @@ function unpack(packed) {
 
 // `Sequential.forward:12`: a function, and the line that it is at.
 function parseFrame(text) {
-  const match = /^(.*):(\d+)$/.exec(text);
-  return match ? { name: match[1], at: match[2] } : { name: text, at: "" };
+  const match = /^(.*?):(\d+)(?: (.*))?$/.exec(text);
+  return match ? { name: match[1], at: match[2], file: match[3] ?? "" } : { name: text, at: "", file: "" };
 }
 
 // A topological order (but for loops' edges back) in which branches and loops stay together: reverse postorder.

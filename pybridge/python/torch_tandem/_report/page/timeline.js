@@ -62,6 +62,15 @@ const SERIES = [
 
 const timeOf = (series, amount) => series.kinds.reduce((sum, [, field]) => sum + amount(field), 0);
 
+// The axis ends a little above most bars; few long ones, such as the first traces, are cut.
+function axisEnd(times) {
+  const sorted = times.toSorted((a, b) => a - b);
+  const most = sorted.at(-1) || 1;
+  const few = Math.max(Math.ceil(times.length * 0.05), Math.min(3, Math.floor(times.length / 3)));
+  const usual = sorted.at(-1 - few) || most;
+  return most > 1.8 * usual ? 1.3 * usual : most * 1.04;
+}
+
 function stepChart(report, steps) {
   const canvas = h("canvas", {
     style: { height: "350px" },
@@ -128,21 +137,10 @@ function stepChart(report, steps) {
     return found;
   }
 
-  // The axis ends a little above most bars; few long ones, such as the first traces, are cut.
-  function highest(shown) {
-    const totals = shown
-      .map(({ mean }) => Math.max(...SERIES.map((series) => timeOf(series, mean))))
-      .sort((a, b) => a - b);
-    const few = Math.max(Math.ceil(totals.length * 0.05), Math.min(3, Math.floor(totals.length / 3)));
-    const usual = totals.at(-1 - few) ?? 1;
-    const most = totals.at(-1) || 1;
-    return most > 1.8 * usual ? 1.3 * usual : most * 1.04;
-  }
-
   function draw(pen, width, height, colors) {
     const plot = span.plot();
     const shown = bars(plot.width);
-    const top = highest(shown) || 1;
+    const top = axisEnd(shown.map(({ mean }) => Math.max(...SERIES.map((series) => timeOf(series, mean)))));
     drawPhases(pen, plot, colors);
     const barTop = 62;
     const space = 30;
@@ -406,7 +404,7 @@ function laneChart(timeline) {
         axisTime(tick, step),
         x,
         lanes.runner + tall + 20,
-        x < plot.left + 30 ? "left" : "center",
+        x < plot.left + 30 ? "left" : x > plot.left + plot.width - 30 ? "right" : "center",
         colors.muted,
       );
     }
