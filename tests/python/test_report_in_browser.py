@@ -127,7 +127,7 @@ def test_a_node_is_described(browser):
     for part in (
         "aten::mul.Tensor",
         "state, such as a parameter",
-        "Bottleneck.forward:160",
+        "model.py:266 in ResNet.forward",
         "float32[32,64,56,56]",
     ):
         assert part in details
