@@ -1,6 +1,6 @@
-// Composite operators that look whether a tensor is on the CPU. There, quantiles are selected instead of sorted, and a
-// pooling without gradients stores no indices. The cpu executor calls such an operator whole, so that PyTorch's kernel
-// takes its shortcut.
+// Composite operators that check whether a tensor is on the CPU. If it is, quantiles are selected instead of sorted,
+// and a pooling without gradients stores no indices. The cpu executor calls such an operator whole, so that PyTorch's
+// kernel takes its shortcut.
 #include "aten/host_shortcuts.h"
 
 #include <ATen/ATen.h>

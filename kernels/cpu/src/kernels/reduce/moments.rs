@@ -89,7 +89,7 @@ fn spread(call: &Call<'_>, outputs: &Outputs, stored: fn(f64) -> f64) -> Option<
     };
     let parts = parts(call, outputs, 1)?;
     let n = parts.2[1] as f64;
-    // Without degrees of freedom, PyTorch's kernel warns.
+    // If there are no degrees of freedom, PyTorch's kernel runs, because it warns.
     reduced(parts, correction, move |correction| correction < n, row, short)
 }
 
