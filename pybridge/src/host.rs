@@ -207,6 +207,11 @@ unsafe impl HostKernels for Shim {
         true
     }
 
+    unsafe fn exponential(&self, generator: *mut c_void, to: &mut [f32]) -> bool {
+        // SAFETY: the generator is null or alive, and `to` has room for its elements.
+        unsafe { ttc_exponential(generator, to.as_mut_ptr(), to.len() as i64) != 0 }
+    }
+
     unsafe fn random_key(&self, generator: *mut c_void) -> u64 {
         // SAFETY: the generator is null or alive.
         unsafe { ttc_random_key(generator) }

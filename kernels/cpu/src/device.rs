@@ -112,8 +112,12 @@ impl CpuDevice {
                 // is this call's, `made` are its outputs, and `permits` holds for what was chosen.
                 unsafe { implementation::run(native, &native.work, call, &made, host) }
             }
-            // SAFETY: `resolve` named live buffers, which only this call uses now.
-            Implementation::Drawn(draw) => unsafe { draw(call, host) },
+            Implementation::Drawn(draw) => {
+                let allocated = self.storages.make(&outputs.new_storages);
+                made = allocated.map_err(|e| CallFailure::Raised(self.raised(call, location, e)))?;
+                // SAFETY: `resolve` named live buffers, which only this call uses now, and `made` are its outputs.
+                unsafe { draw(call, &made, host) }
+            }
             // One input may be fed the buffer of the other input's storage.
             Implementation::Copy if same_memory(&call.inputs[0], &call.inputs[1]) => false,
             Implementation::Copy => {

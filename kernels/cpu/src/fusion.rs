@@ -37,7 +37,7 @@ impl Fuser for CpuDevice {
                 self.has_channels_last |= group.on_channels_last.as_ref().is_some_and(|form| form.preferred);
                 Some(group)
             }
-            Rule::Expression(_) | Rule::Drawn(_) => None,
+            Rule::Expression(_) | Rule::Drawn { .. } => None,
         }
     }
 

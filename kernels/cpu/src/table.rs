@@ -158,6 +158,8 @@ static TABLE: &[Row] = &[
 
     // --- Random numbers
     op("bernoulli_.float").draw(random::draw_bernoulli),
+    op("uniform_").draw(random::draw_uniform),
+    op("multinomial").draw(random::draw_multinomial),
 
     // --- Optimizers and lists of tensors
     op("_foreach_norm.Scalar").kernel(kernels::reduce::sums::norms),

@@ -49,6 +49,10 @@ unsafe impl HostKernels for NoTorch {
         false
     }
 
+    unsafe fn exponential(&self, _: *mut c_void, _: &mut [f32]) -> bool {
+        false
+    }
+
     unsafe fn multiply(&self, _: &Product) -> bool {
         false
     }

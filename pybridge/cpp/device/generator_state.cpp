@@ -1,9 +1,12 @@
-// States of CPU generators, for Tandem's own kernels that draw random numbers with PyTorch's bits.
+// States and numbers of CPU generators, for Tandem's own kernels that draw with PyTorch's bits.
+#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/exponential_cpu_dispatch.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 
 #include "boundary/shim.h"
@@ -48,6 +51,15 @@ void ttc_set_generator_state(void* g, const uint32_t* words, int32_t left, uint3
   state.next_ = next;
   engine.set_data(state);
   impl->set_engine(engine);
+}
+int32_t ttc_exponential(void* g, float* to, int64_t n) {
+  try {
+    auto out = at::from_blob(to, {n}, at::kFloat);
+    at::cpu::exponential_(out, 1, generator_of(g));
+    return 1;
+  } catch (const std::exception&) {
+    return 0;
+  }
 }
 void ttc_generator_retain(void* g) { c10::raw::intrusive_ptr::incref(static_cast<c10::GeneratorImpl*>(g)); }
 void ttc_generator_release(void* g) { c10::raw::intrusive_ptr::decref(static_cast<c10::GeneratorImpl*>(g)); }

@@ -439,6 +439,10 @@ unsafe impl HostKernels for FakeTorch {
         false
     }
 
+    unsafe fn exponential(&self, _: *mut c_void, _: &mut [f32]) -> bool {
+        false
+    }
+
     unsafe fn multiply(&self, _: &Product) -> bool {
         false
     }

@@ -113,7 +113,7 @@ impl Implementations {
         }
         match self.rule(call.op) {
             None => return Implementation::Host,
-            Some(Rule::Drawn(draw)) => return Implementation::Drawn(*draw),
+            Some(Rule::Drawn { draw, .. }) => return Implementation::Drawn(*draw),
             Some(Rule::Expression(base)) if base.is_copy() && copies_bytes(call) => {
                 return Implementation::Copy;
             }

@@ -48,7 +48,7 @@ pub fn compile(rule: &Rule, call: &Call<'_>, outputs: &Outputs) -> Option<Native
         Rule::Kernel { make, .. } => {
             return Some(Computation::of(make(call, outputs)?, slot, |param| param));
         }
-        Rule::Drawn(_) => return None,
+        Rule::Drawn { .. } => return None,
         Rule::Expression(base) => base,
     };
     let assignments = assignments(base, call, outputs, Formats::Exact)?;

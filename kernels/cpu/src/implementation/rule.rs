@@ -26,7 +26,11 @@ pub enum Rule {
         in_place: bool,
     },
     /// The operator draws from PyTorch's generator.
-    Drawn(Draw),
+    Drawn {
+        draw: Draw,
+        /// Rule for the metadata of the outputs; `None` if only PyTorch's kernel knows it.
+        outputs: Option<OutputRule>,
+    },
 }
 
 impl Rule {
@@ -43,7 +47,7 @@ impl Rule {
                 alone: !operator.traits.hidden_writes.is_empty(),
                 in_place,
             })
-            .or_else(|| draw_of(name).map(Rule::Drawn))
+            .or_else(|| draw_of(name).map(|draw| Rule::Drawn { draw, outputs: operator.outputs.clone() }))
             .or_else(|| operator.base.clone().map(Rule::Expression))
     }
 
@@ -51,7 +55,7 @@ impl Rule {
     pub fn base(&self) -> Option<&Base> {
         match self {
             Rule::Expression(base) => Some(base),
-            Rule::Kernel { .. } | Rule::Drawn(_) => None,
+            Rule::Kernel { .. } | Rule::Drawn { .. } => None,
         }
     }
 
@@ -60,7 +64,7 @@ impl Rule {
         match self {
             Rule::Expression(base) => base.in_place(),
             Rule::Kernel { in_place, .. } => *in_place,
-            Rule::Drawn(_) => false,
+            Rule::Drawn { .. } => false,
         }
     }
 
@@ -71,22 +75,21 @@ impl Rule {
             Rule::Kernel { in_place: true, .. } => first_is_alone(call),
             Rule::Kernel { alone: true, .. } => all_are_alone(call),
             Rule::Kernel { .. } => true,
-            Rule::Expression(_) | Rule::Drawn(_) => has_new || apart(call),
+            Rule::Expression(_) | Rule::Drawn { .. } => has_new || apart(call),
         }
     }
 
     /// Metadata of a call's outputs before the call has run; `None` if only PyTorch's kernel knows it.
     pub fn outputs(&self, call: &Call<'_>) -> Option<Outputs> {
         match self {
-            Rule::Drawn(_) => outputs_in_place(call),
             _ if self.in_place() => outputs_in_place(call),
             Rule::Expression(base) => new_outputs(base, call).filter(have_sizes),
-            Rule::Kernel { outputs, .. } => outputs.as_ref()?.outputs(call),
+            Rule::Kernel { outputs, .. } | Rule::Drawn { outputs, .. } => outputs.as_ref()?.outputs(call),
         }
     }
 
     /// Whether PyTorch's kernel must not run in addition.
     pub fn is_alone(&self) -> bool {
-        matches!(self, Rule::Kernel { alone: true, .. } | Rule::Drawn(_))
+        matches!(self, Rule::Kernel { alone: true, .. } | Rule::Drawn { .. })
     }
 }

@@ -26,7 +26,7 @@ pub(crate) mod roi_align;
 mod rows;
 pub(crate) mod scan;
 pub(crate) mod scatter;
-mod scratch;
+pub(crate) mod scratch;
 pub(crate) mod short_rows;
 pub(crate) mod softmax;
 pub(crate) mod sort;

@@ -49,6 +49,13 @@ pub unsafe trait HostKernels: Send + Sync {
     /// # Safety
     /// `generator` is null or alive.
     unsafe fn draw(&self, generator: *mut c_void, with: &mut dyn FnMut(&mut Mt19937)) -> bool;
+    /// Writes numbers as `exponential_` does to a contiguous tensor of floats, drawn from a CPU generator or from the
+    /// default generator if `generator` is null. Returns false and draws nothing if PyTorch raises an exception. Only
+    /// the cpu executor calls this.
+    ///
+    /// # Safety
+    /// `generator` is null or alive.
+    unsafe fn exponential(&self, generator: *mut c_void, to: &mut [f32]) -> bool;
     /// Allocates a buffer of uninitialized bytes and returns it with a reference. If memory is exhausted, returns
     /// PyTorch's exception.
     fn buffer_new(&self, nbytes: u64) -> Result<*mut c_void, HostError>;

@@ -274,6 +274,7 @@ static TABLE: &[Row] = &[
     // --- Random numbers
     op("uniform_").outputs(outputs::drawn).bounds(&[(2, Bound::EndOf(1))]),
     op("normal_").outputs(outputs::drawn).bounds(&[(2, NOT_NEGATIVE)]),
+    op("multinomial").outputs(outputs::sampled),
     op("normal.Tensor_float").bounds(&[(1, NOT_NEGATIVE)]),
     op("random_").fed_ints(),
     op("random_.from").bounds(&[(2, Bound::Above(1))]),

@@ -82,11 +82,25 @@ pub fn outputs_in_place(call: &Call<'_>) -> Option<Outputs> {
     Some(Outputs { outs, ..Outputs::default() })
 }
 
+/// Largest number of categories that `multinomial` accepts, as floats count no further.
+const MAX_CATEGORIES: i64 = 1 << 24;
+
 /// The outputs of an operator that fills its first argument with random numbers. `None` if elements of the argument
 /// overlap, for which PyTorch raises.
 pub(crate) fn drawn(call: &Call<'_>) -> Option<Outputs> {
     let x = floats(call, 0)?;
     is_non_overlapping(x.sizes, x.strides).then(|| outputs_in_place(call))?
+}
+
+/// `multinomial(self, num_samples, replacement)`: indices of categories, as many as the samples of each row.
+pub(crate) fn sampled(call: &Call<'_>) -> Option<Outputs> {
+    let (x, samples) = (floats(call, 0)?, int(call, 1)?);
+    let Some(Arg::Bool(replaced)) = call.args.get(2) else { return None };
+    let (categories, rows) = x.sizes.split_last()?;
+    let fits =
+        (1..=MAX_CATEGORIES).contains(categories) && samples > 0 && (*replaced || samples <= *categories);
+    let sizes: Dims = rows.iter().copied().chain([samples]).collect();
+    (fits && rows.len() < 2 && !rows.contains(&0)).then(|| one(Dtype::INT64, &sizes))?
 }
 
 /// A reduction over all dimensions: `(self, dtype)`.

@@ -5,16 +5,11 @@
 //! This implementation is faster because it generates a block of 624 words at once and, in nearly all cases, tempers
 //! only the word that decides. LLVM vectorizes all of its loops.
 
-use tandem_tracegraph::call::{Arg, Call, Place};
-use tandem_tracegraph::tensor_meta::{Dtype, flags};
+use tandem_tracegraph::call::{Arg, Call};
 
-use crate::shared::SendPtr;
+use crate::random::{contiguous, generator};
 use crate::widest::widest;
-use tandem_executor::host::{HostKernels, Mt19937, temper};
-
-/// Function that computes a call by drawing from PyTorch's generator. If PyTorch's kernel has to run, it returns false
-/// and draws nothing. Its requirements are the same as those of [`HostKernels::call`].
-pub type Draw = unsafe fn(&Call<'_>, &dyn HostKernels) -> bool;
+use tandem_executor::host::{Buffer, HostKernels, Mt19937, temper};
 
 /// Mask of the bits of the first word that are used: the upper 21 of 53.
 const HIGH: u32 = (1 << 21) - 1;
@@ -67,32 +62,16 @@ widest! {
 ///
 /// # Safety
 /// The requirements are those of [`HostKernels::call`].
-pub unsafe fn draw_bernoulli(call: &Call<'_>, host: &dyn HostKernels) -> bool {
-    let [input] = &call.inputs[..] else { return false };
-    let [Arg::Tensor, Arg::Float(p), generator] = &call.args[..] else { return false };
-    let generator = match generator {
-        Arg::None => std::ptr::null_mut(),
-        Arg::Generator(generator) => *generator,
-        _ => return false,
-    };
-    let Place::Buffer(storage) = input.place else { return false };
-    let mut expected = 1;
-    let dense = input.sizes.iter().zip(input.strides).rev().all(|(size, stride)| {
-        let fits = *size == 1 || *stride == expected;
-        expected *= size;
-        fits
-    });
-    if input.dtype != Dtype::FLOAT32 || input.flags & flags::META != 0 || !dense || !(0.0..=1.0).contains(p) {
+pub unsafe fn draw_bernoulli(call: &Call<'_>, _: &[Buffer], host: &dyn HostKernels) -> bool {
+    let [Arg::Tensor, Arg::Float(p), from] = &call.args[..] else { return false };
+    if !(0.0..=1.0).contains(p) {
         return false;
     }
-    // SAFETY: the call's storage is alive; the dense tensor's `expected` elements are inside it, and only this thread
-    // uses it while the op runs.
-    let out = unsafe {
-        let first = host.buffer_bytes(storage).0.cast::<f32>().add(input.offset as usize);
-        SendPtr(first).slice(0, expected as usize)
-    };
+    let Some(from) = generator(from) else { return false };
+    // SAFETY: the call's storage is alive, and only this thread uses it while the op runs.
+    let Some(out) = (unsafe { contiguous(&call.inputs[0], host) }) else { return false };
     // SAFETY: the generator is null or the call's, which lives as long as the call.
-    unsafe { host.draw(generator, &mut |twister| bernoulli(twister, *p, out)) }
+    unsafe { host.draw(from, &mut |twister| bernoulli(twister, *p, out)) }
 }
 
 /// The smallest 53-bit number for which the element is zero, as two words: the first and the second word of an element
