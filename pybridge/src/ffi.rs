@@ -331,6 +331,7 @@ functions! {
     pub fn ttc_random_key(generator: *mut c_void) -> u64;
     pub fn ttc_generator_state(generator: *mut c_void, words: *mut u32, left: *mut i32, next: *mut u32);
     pub fn ttc_set_generator_state(generator: *mut c_void, words: *const u32, left: i32, next: u32);
+    pub fn ttc_is_scripted() -> i32;
     pub fn ttc_exponential(generator: *mut c_void, to: *mut f32, n: i64) -> i32;
     pub fn ttc_generator_retain(generator: *mut c_void);
     pub fn ttc_generator_release(generator: *mut c_void);

@@ -18,6 +18,7 @@ mod host_gradients;
 mod host_memory;
 mod kernel_times;
 mod memory;
+mod modules;
 mod profile;
 mod python;
 mod report;
@@ -30,6 +31,7 @@ use std::sync::atomic::Ordering;
 
 use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 use serde::Serialize;
 use tandem_cpu::scarcity::fail_nth;
 use tandem_runtime::config::Mode;
@@ -128,6 +130,18 @@ mod _core {
     #[pyfunction]
     fn mark_step(py: Python<'_>) -> PyResult<()> {
         raise(py, engine::mark_step())
+    }
+
+    /// Returns the methods that take the place of `Module.__call__` and `Module.__getattr__`.
+    #[pyfunction]
+    fn module_methods<'py>(module: &Bound<'py, PyType>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        modules::methods(module)
+    }
+
+    /// Has a function called instead of each outermost module call of a thread, or none.
+    #[pyfunction]
+    fn watch_module_calls(around: Option<Py<PyAny>>) {
+        modules::watch(around);
     }
 
     #[pymodule_export]

@@ -21,6 +21,7 @@ use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Frame, Locations, fold_recursion};
 
+use crate::modules::leaf;
 use crate::state::attributes_of;
 
 unsafe extern "C" {
@@ -55,8 +56,10 @@ struct Code {
     name: String,
     /// Offset of the first instruction of each line, with the line number, ascending by offset.
     lines: Box<[(c_int, c_int)]>,
-    /// Whether the code is that of PyTorch's call of a module.
+    /// Whether the code may be the call of a module, its local variable `self`: PyTorch's, or a method `forward`.
     calls_module: bool,
+    /// Whether locations leave the code's frames out, because most modules are called without them (`modules.rs`).
+    is_left_out: bool,
 }
 
 /// Minimum number of entries at which the entries of dead code objects are dropped.
@@ -115,8 +118,10 @@ impl Codes {
         let name: String = code.getattr("co_qualname")?.extract()?;
         let id = self.all.len() as u32;
         self.by_value.insert(digest, id);
-        let calls_module = name == "Module._call_impl" && file.ends_with(MODULE_FILE);
-        self.all.push(Code { file, name, lines: lines.into(), calls_module });
+        let is_left_out = ["Module._call_impl", "Module._wrapped_call_impl"].contains(&name.as_str())
+            && file.ends_with(MODULE_FILE);
+        let calls_module = is_left_out || name.ends_with(".forward");
+        self.all.push(Code { file, name, lines: lines.into(), calls_module, is_left_out });
         Ok(id)
     }
 }
@@ -134,6 +139,7 @@ pub fn walk_stack() -> Stack {
     may_acquire(Rank::Gil);
     Python::attach(|py| {
         let mut calls = Vec::new();
+        let mut in_module = leaf(py).is_some();
         let mut folded = SmallVec::new();
         {
             let mut codes = CODES.lock();
@@ -142,23 +148,21 @@ pub fn walk_stack() -> Stack {
                 // SAFETY: the frame is alive. `intern` takes ownership of the code object.
                 let (code, instruction) =
                     unsafe { (codes.intern(PyFrame_GetCode(frame), py), PyFrame_GetLasti(frame)) };
-                if code != OUR_OWN {
+                let known = codes.all.get(code as usize);
+                if code != OUR_OWN && !known.is_some_and(|code| code.is_left_out) {
                     stack.0.push(Frame { code, instruction });
-                    calls.extend(
-                        codes.all.get(code as usize).is_some_and(|c| c.calls_module).then_some(depth),
-                    );
                 }
+                calls.extend(known.is_some_and(|code| code.calls_module).then_some(depth));
             });
-            if !calls.is_empty() {
+            in_module |= !calls.is_empty();
+            if in_module {
                 folded.clone_from(&stack.0);
                 fold_recursion(&mut folded);
-                if codes.modules.contains_key(&folded) {
-                    calls.clear();
-                }
+                in_module = !codes.modules.contains_key(&folded);
             }
         }
         // A collection of garbage may run finalizers of the program here, which issue ops, too.
-        if !calls.is_empty() {
+        if in_module {
             let path = path_of(&called_modules(py, &calls));
             CODES.lock().get_or_insert_default().modules.insert(folded, path);
         }
@@ -192,10 +196,12 @@ fn called_modules<'py>(py: Python<'py>, calls: &[usize]) -> Vec<Bound<'py, PyAny
         if calls.contains(&depth) {
             // SAFETY: the frame is alive. Its locals are a new reference, or null after an error, which is dropped.
             let locals = unsafe { Bound::from_owned_ptr_or_err(py, PyFrame_GetLocals(frame)) };
-            modules.extend(locals.and_then(|locals| locals.get_item("self")).ok());
+            let called = locals.and_then(|locals| locals.get_item("self")).ok();
+            modules.extend(called.filter(|called| submodules_of(called).is_some()));
         }
     });
     modules.reverse();
+    modules.extend(leaf(py));
     modules
 }
 
@@ -217,10 +223,14 @@ fn path_of(modules: &[Bound<'_, PyAny>]) -> String {
     path
 }
 
+/// Returns the submodules of a module by name. `None` if the object is no module. Runs no code of the program.
+fn submodules_of<'py>(module: &Bound<'py, PyAny>) -> Option<Bound<'py, PyDict>> {
+    attributes_of(module)?.get_item("_modules").ok()?.cast_into_exact::<PyDict>().ok()
+}
+
 /// Returns the name of a module in another one that holds it. Runs no code of the program.
 fn name_in(holder: &Bound<'_, PyAny>, module: &Bound<'_, PyAny>, containers: usize) -> Option<String> {
-    let held = attributes_of(holder)?.get_item("_modules").ok()?;
-    let held = held.cast_into_exact::<PyDict>().ok()?;
+    let held = submodules_of(holder)?;
     let readable = |name: &Bound<'_, PyAny>| {
         let name = name.extract::<String>().ok()?;
         Some(if name.bytes().all(|b| b.is_ascii_digit()) { "*".to_owned() } else { name })

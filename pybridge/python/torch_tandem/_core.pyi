@@ -61,6 +61,12 @@ def fail_allocation(n: int) -> int:
 def mark_step() -> None:
     """End an iteration."""
 
+def module_methods(module: type) -> tuple[Any, Any]:
+    """Methods that take the place of `Module.__call__` and `Module.__getattr__` of this class."""
+
+def watch_module_calls(around: Callable[..., Any] | None) -> None:
+    """Have `around` called instead of each outermost module call of a thread, or nothing if it is None."""
+
 def refusal(recording: int) -> tuple[str, bool] | None:
     """The reason for which a recorded call cannot be replayed, and whether a later call may lack it."""
 

@@ -43,6 +43,8 @@ ranks! {
     /// Code objects of frames: `pybridge/src/python.rs`. Python allocates and frees objects while this lock is held,
     /// tensors among them, whose memory is the pool's.
     Codes,
+    /// The function around module calls: `pybridge/src/modules.rs`.
+    ModuleCalls,
     /// The thread that collects its dead storages: `pybridge/src/engine.rs`.
     Collector,
     /// Events of the timeline: `runtime/src/timeline.rs`.

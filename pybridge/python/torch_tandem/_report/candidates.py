@@ -1,12 +1,11 @@
 """Modules that `--function` could name: the time of their outermost calls, measured in a few iterations."""
 
-import threading
 import time
 from collections import Counter
 
 import torch
-from torch import nn
 
+from torch_tandem._device import module_calls
 from torch_tandem._report.types import Candidate
 
 # The optimizer step at which timing begins, and the number of steps that are timed. Most of the tracing is
@@ -18,28 +17,21 @@ _calls: Counter[type] = Counter()
 _begin = _elapsed = 0
 # The step at which timing ends; 0 if it has not begun.
 _last = 0
+_is_timing = False
 # Whether the program has functions. What they compare includes the call of modules, which must not change.
 _has_functions = False
 
 
-class _Inside(threading.local):
-    """Whether a thread is inside of a module's call."""
-
-    call = False
-
-
-_inside = _Inside()
-
-
 def after_step(steps: int) -> None:
     """Begin or end the timing of module calls, if the number of optimizer steps says so."""
-    global _begin, _last
+    global _begin, _last, _is_timing
     if _has_functions:
         return
-    if not _last and steps >= FIRST and nn.Module.__call__ is nn.Module._wrapped_call_impl:
-        nn.Module.__call__ = _timed_call
+    if not _last and steps >= FIRST:
+        module_calls.watch(_timed_call)
+        _is_timing = True
         _begin, _last = time.perf_counter_ns(), steps + STEPS
-    elif steps >= _last and nn.Module.__call__ is _timed_call:
+    elif steps >= _last and _is_timing:
         _end()
 
 
@@ -47,33 +39,31 @@ def end() -> None:
     """End the timing for good: the program has functions, so it has chosen what to replay."""
     global _has_functions
     _has_functions = True
-    if nn.Module.__call__ is _timed_call:
+    if _is_timing:
         _end()
+    module_calls.use_torchs()
 
 
 def _end() -> None:
-    global _elapsed
-    nn.Module.__call__ = nn.Module._wrapped_call_impl
-    _elapsed = time.perf_counter_ns() - _begin
+    global _elapsed, _is_timing
+    module_calls.watch(None)
+    _elapsed, _is_timing = time.perf_counter_ns() - _begin, False
 
 
 def _timed_call(self, *args, **kwargs):
-    # Dynamo must trace only the module's own call.
-    if torch.compiler.is_compiling() or _inside.call or not torch.is_grad_enabled():
-        return self._wrapped_call_impl(*args, **kwargs)
-    _inside.call = True
+    if not torch.is_grad_enabled():
+        return module_calls.plain(self, *args, **kwargs)
     begin = time.perf_counter_ns()
     try:
-        return self._wrapped_call_impl(*args, **kwargs)
+        return module_calls.plain(self, *args, **kwargs)
     finally:
-        _inside.call = False
         _times[type(self)] += time.perf_counter_ns() - begin
         _calls[type(self)] += 1
 
 
 def found() -> list[Candidate]:
     """Return the classes of the modules that were called, ordered by time, longest first."""
-    elapsed = time.perf_counter_ns() - _begin if nn.Module.__call__ is _timed_call else _elapsed
+    elapsed = time.perf_counter_ns() - _begin if _is_timing else _elapsed
     return [
         {
             "name": _name(kind),
@@ -94,7 +84,7 @@ def _name(kind: type) -> str:
 def clear() -> None:
     """Forget all times. The next iterations are timed instead."""
     global _last
-    if nn.Module.__call__ is _timed_call:
+    if _is_timing:
         _end()
     _last = 0
     _times.clear()

@@ -37,7 +37,7 @@ def of_module(module: nn.Module) -> None:
     if module not in _looked_at:
         _looked_at[module] = True
         # A class may have a `parameters` of its own. PyTorch's needs modules with hashes.
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, AttributeError):
             _note(f"the model {type(module).__name__}", list(nn.Module.parameters(module)))
 
 

@@ -14,6 +14,7 @@ from torch_tandem._device import (
     flex_attention,
     interchange,
     iterations,
+    module_calls,
     seeding,
     settings,
     untraced,
@@ -32,13 +33,14 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     seeding.install()
     settings.install()
+    module_calls.install()
     iterations.install()
     backward.install()
     interchange.install()
     _leave_models_where_they_are()
     torch_compile.refuse_inductor()
     trainers.install()
-    imports.watch(flex_attention.CHANGES | untraced.CHANGES)
+    imports.watch(flex_attention.CHANGES | untraced.CHANGES | module_calls.CHANGES)
     distributed.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -16,13 +16,12 @@ use tandem_executor::host::HostKernels;
 use tandem_executor::ir::Ty;
 use tandem_executor::ops::express::Param;
 
-/// The layout of an input. `None` for fewer than 4 elements per image and channel, for which these loops are not
-/// intended.
+/// The layout of an input. `None` for 2 or 3 elements per image and channel, for which these loops are not intended.
 fn layout(sizes: &[i64]) -> Option<Layout> {
     let [images, channels, rest @ ..] = sizes else { return None };
     let planes = Planes { images: *images as usize, channels: *channels as usize, pixels: count(rest) };
-    let long = !rest.is_empty() && planes.pixels >= 4 && planes.images * planes.channels > 0;
-    long.then(|| Layout::of(planes))
+    let fits = (planes.pixels == 1 || planes.pixels >= 4) && planes.images * planes.channels > 0;
+    fits.then(|| Layout::of(planes))
 }
 
 fn flag(call: &Call<'_>, arg: usize) -> Option<bool> {
@@ -127,6 +126,10 @@ pub fn forward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
         }
     };
     let params = smallvec![Param::Number(6, 0, Ty::F64), Param::Number(7, 0, Ty::F64)];
+    if layout.planes.pixels == 1 {
+        // Both orders are the same.
+        return Some(Kernel::new(windows.0, params, on_pixels));
+    }
     let tensors = [Tensor::read(x, Order::ChannelsLast), Tensor::written(y, Order::ChannelsLast)];
     Some(in_either_order(windows.0, params, &tensors, work, on_pixels))
 }
@@ -196,6 +199,9 @@ pub fn backward(call: &Call<'_>, outputs: &Outputs) -> Option<Kernel> {
             })
         }
     };
+    if layout.planes.pixels == 1 {
+        return Some(Kernel::new(windows.0, SmallVec::new(), on_pixels));
+    }
     let read = [grad, x].map(|w| Tensor::read(w, Order::ChannelsLast));
     let to_x = to_x.map(|w| Tensor::written(w, Order::ChannelsLast));
     let tensors: SmallVec<[Tensor; 3]> = read.into_iter().chain(to_x).collect();

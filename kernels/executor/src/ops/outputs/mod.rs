@@ -436,7 +436,7 @@ pub(crate) fn convolution_backward(call: &Call<'_>) -> Option<Outputs> {
 /// training, the tensors saved for the backward pass are empty.
 pub(crate) fn batch_norm(call: &Call<'_>) -> Option<Outputs> {
     let (x, format) = formatted(call, 0)?;
-    if x.sizes.len() < 3 || x.sizes.contains(&0) {
+    if x.sizes.len() < 2 || x.sizes.contains(&0) {
         return None;
     }
     let channels = [x.sizes[1]];
