@@ -49,9 +49,8 @@ class Tracer:
         return number
 
     def within(self, *frames: str) -> "Within":
-        """Adds frames of modules. Each is preceded by the frames of PyTorch's module call."""
-        calls = ["Module._wrapped_call_impl:1775", "Module._call_impl:1786"]
-        return Within(self, [part for frame in frames for part in (*calls, frame)])
+        """Adds frames of modules."""
+        return Within(self, list(frames))
 
 
 class Within:

@@ -133,7 +133,7 @@ def test_modules_are_left_as_they_were():
 def test_modules_after_training_are_left_as_they_were():
     seen = run("""
         import pickle
-        call = nn.Module._wrapped_call_impl
+        call = nn.Module.__call__
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(6):
             optimizer.zero_grad()

@@ -33,15 +33,13 @@ def install() -> None:
     register_optimizer_step_post_hook(_after_step)
     module_calls.watch(_watched_call)
     untraced(_after_step, _end, residence.of_module, candidates.after_step)
-    traced_within_callers(_watched_call)
+    traced_within_callers(_watched_call, _timed_call)
 
 
 def _after_step(optimizer, args, kwargs) -> None:
     global steps
     steps += 1
-    if steps == 1:
-        module_calls.watch(None)
-    candidates.after_step(steps)
+    module_calls.watch(_timed_call if candidates.after_step(steps) else None)
     residence.of_optimizer(optimizer)
     _end()
 
@@ -57,6 +55,10 @@ def _watched_call(self, *args, **kwargs):
         if not torch.is_grad_enabled():
             ended["a model's call"] += 1
             _end()
+
+
+def _timed_call(self, *args, **kwargs):
+    return candidates.timed(module_calls.plain, self, args, kwargs)
 
 
 def _end() -> None:

@@ -51,7 +51,14 @@ def install() -> None:
 def watch(around: Around | None) -> None:
     """Have `around` called instead of each outermost module call, or nothing if it is None."""
     global _around
+    if around is _around:
+        return
     _around = around
+    _tell()
+
+
+def _tell() -> None:
+    around = _around
     _core.watch_module_calls(around if _are_ours_used else None)
     if not _are_ours_used:
         _watch_in_python()
@@ -68,7 +75,7 @@ def use_torchs() -> None:
         nn.Module.__call__ = _torch_call  # type: ignore[method-assign]
     if nn.Module.__getattr__ is _getattr:
         nn.Module.__getattr__ = _torch_getattr  # type: ignore[method-assign]
-    watch(_around)
+    _tell()
 
 
 def _watch_in_python() -> None:

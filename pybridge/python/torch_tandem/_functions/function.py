@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree
 
 from torch_tandem import _core
-from torch_tandem._device import iterations
+from torch_tandem._device import iterations, module_calls
 from torch_tandem._functions import asked_gradients, refusals
 from torch_tandem._functions.arguments import Arguments, described, flatten
 from torch_tandem._functions.audits import FIRST_AUDIT, Audits
@@ -116,6 +116,7 @@ class Function:
         self._replayed = 0
         if not is_proven:
             candidates.end()
+            module_calls.use_torchs()
         all_functions.add(self)
 
     @classmethod

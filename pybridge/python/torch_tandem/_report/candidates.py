@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from torch_tandem._device import module_calls
 from torch_tandem._report.types import Candidate
 
 # The optimizer step at which timing begins, and the number of steps that are timed. Most of the tracing is
@@ -22,17 +23,15 @@ _is_timing = False
 _has_functions = False
 
 
-def after_step(steps: int) -> None:
-    """Begin or end the timing of module calls, if the number of optimizer steps says so."""
+def after_step(steps: int) -> bool:
+    """Begin or end the timing, if the number of optimizer steps says so. Return whether calls are to be timed."""
     global _begin, _last, _is_timing
-    if _has_functions:
-        return
-    if not _last and steps >= FIRST:
-        module_calls.watch(_timed_call)
+    if not _last and steps >= FIRST and not _has_functions:
         _is_timing = True
         _begin, _last = time.perf_counter_ns(), steps + STEPS
     elif steps >= _last and _is_timing:
         _end()
+    return _is_timing
 
 
 def end() -> None:
@@ -41,24 +40,23 @@ def end() -> None:
     _has_functions = True
     if _is_timing:
         _end()
-    module_calls.use_torchs()
 
 
 def _end() -> None:
     global _elapsed, _is_timing
-    module_calls.watch(None)
     _elapsed, _is_timing = time.perf_counter_ns() - _begin, False
 
 
-def _timed_call(self, *args, **kwargs):
-    if not torch.is_grad_enabled():
-        return module_calls.plain(self, *args, **kwargs)
+def timed(call: Callable, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    """Call a module, and add the time to that of its class."""
+    if not _is_timing or not torch.is_grad_enabled():
+        return call(module, *args, **kwargs)
     begin = time.perf_counter_ns()
     try:
-        return module_calls.plain(self, *args, **kwargs)
+        return call(module, *args, **kwargs)
     finally:
-        _times[type(self)] += time.perf_counter_ns() - begin
-        _calls[type(self)] += 1
+        _times[type(module)] += time.perf_counter_ns() - begin
+        _calls[type(module)] += 1
 
 
 def found() -> list[Candidate]:

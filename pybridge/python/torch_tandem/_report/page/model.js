@@ -10,7 +10,7 @@ const MANY_ALIKE = 6; // operators in a row that are a box
 // Functions between a call and what is called: PyTorch's, and what decorators make. They would be boxes around
 // each module that say nothing.
 const PLUMBING = [
-  /(^|\.)(_wrapped_call_impl|_call_impl|_use_grad|decorate_context|_engine_run_backward)$/,
+  /(^|\.)(_use_grad|decorate_context|_engine_run_backward)$/,
   /<locals>\.(.*wrapper|wrapped\w*|inner|_?fn|maybe_fallback|forward_with_checkpointing)$/,
 ];
 
