@@ -10,9 +10,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::ffi::{
-    METH_FASTCALL, METH_KEYWORDS, Py_ssize_t, PyDescr_NewMethod, PyDict_GetItemWithError, PyErr_Occurred,
-    PyMethodDef, PyMethodDefPointer, PyObject, PyObject_CallMethodObjArgs, PyObject_GenericGetDict,
-    PyTypeObject,
+    METH_FASTCALL, METH_KEYWORDS, Py_ssize_t, PyDescr_NewMethod, PyDict_GetItemWithError, PyMethodDef,
+    PyMethodDefPointer, PyObject, PyObject_CallMethodObjArgs, PyObject_GenericGetDict, PyTypeObject,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -48,8 +47,6 @@ struct Leaf {
     /// Names of the attributes that follow the input.
     attributes: Vec<Py<PyString>>,
     kind: Kind,
-    /// Attribute that must have this value.
-    only_if: Option<(Py<PyString>, Py<PyString>)>,
 }
 
 /// What `forward` does with the function.
@@ -63,38 +60,31 @@ enum Kind {
     BatchNorm,
 }
 
-/// The classes of [`Leaf`]: class, function, attributes.
-const LEAVES: [(&str, &str, &[&str]); 11] = [
-    ("Linear", "linear", &["weight", "bias"]),
-    ("LayerNorm", "layer_norm", &["normalized_shape", "weight", "bias", "eps"]),
-    ("RMSNorm", "rms_norm", &["normalized_shape", "weight", "eps"]),
-    ("GroupNorm", "group_norm", &["num_groups", "weight", "bias", "eps"]),
-    (
-        "Embedding",
-        "embedding",
-        &["weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"],
-    ),
-    ("Conv1d", "conv1d", CONVOLUTION),
-    ("Conv2d", "conv2d", CONVOLUTION),
-    ("Conv3d", "conv3d", CONVOLUTION),
-    ("BatchNorm1d", "batch_norm", BATCH_NORM),
-    ("BatchNorm2d", "batch_norm", BATCH_NORM),
-    ("BatchNorm3d", "batch_norm", BATCH_NORM),
+/// The classes of [`Leaf`], with the functions and the attributes.
+const LEAVES: [(&str, Kind, &str, &[&str]); 11] = [
+    ("Linear", Kind::Plain, "linear", &["weight", "bias"]),
+    ("LayerNorm", Kind::Plain, "layer_norm", &["normalized_shape", "weight", "bias", "eps"]),
+    ("RMSNorm", Kind::Plain, "rms_norm", &["normalized_shape", "weight", "eps"]),
+    ("GroupNorm", Kind::Plain, "group_norm", &["num_groups", "weight", "bias", "eps"]),
+    ("Embedding", Kind::Plain, "embedding", EMBEDDING),
+    ("Conv1d", Kind::Convolution, "conv1d", CONVOLUTION),
+    ("Conv2d", Kind::Convolution, "conv2d", CONVOLUTION),
+    ("Conv3d", Kind::Convolution, "conv3d", CONVOLUTION),
+    ("BatchNorm1d", Kind::BatchNorm, "batch_norm", BATCH_NORM),
+    ("BatchNorm2d", Kind::BatchNorm, "batch_norm", BATCH_NORM),
+    ("BatchNorm3d", Kind::BatchNorm, "batch_norm", BATCH_NORM),
 ];
 
-const BATCH_NORM: &[&str] = &[
-    "running_mean",
-    "running_var",
-    "weight",
-    "bias",
-    "momentum",
-    "eps",
-    "training",
-    "track_running_stats",
-    "num_batches_tracked",
-];
+const EMBEDDING: &[&str] =
+    &["weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"];
 
 const CONVOLUTION: &[&str] = &["weight", "bias", "stride", "padding", "dilation", "groups"];
+
+#[rustfmt::skip]
+const BATCH_NORM: &[&str] = &[
+    "running_mean", "running_var", "weight", "bias", "momentum", "eps",
+    "training", "track_running_stats", "num_batches_tracked",
+];
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
@@ -155,27 +145,18 @@ fn attributes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     Ok(dict.cast_into::<PyDict>()?)
 }
 
-/// Returns `dict[name]`.
-fn item<'a, 'py>(
-    dict: &'a Bound<'py, PyDict>,
-    name: &Bound<'py, PyAny>,
-) -> PyResult<Option<Borrowed<'a, 'py, PyAny>>> {
-    let py = dict.py();
-    // SAFETY: the objects are alive. The result is borrowed from the dict, or null; the interpreter says whether it is
-    // null because of an exception.
-    unsafe {
-        let found = PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr());
-        if found.is_null() && !PyErr_Occurred().is_null() {
-            return Err(PyErr::fetch(py));
-        }
-        Ok(Borrowed::from_ptr_or_opt(py, found))
-    }
-}
-
 /// Whether `dict[name]` is an empty dict, as the hooks of most modules are.
 fn has_none<'py>(dict: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyResult<bool> {
-    let hooks = item(dict, name)?;
-    Ok(hooks.is_some_and(|hooks| hooks.cast::<PyDict>().is_ok_and(|hooks| hooks.is_empty())))
+    // SAFETY: the objects are alive. The result is borrowed from the dict, which keeps it since no code of the program
+    // runs until the function returns; it is null for an absent item, or with an exception.
+    let hooks = unsafe {
+        let hooks = PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr());
+        Borrowed::from_ptr_or_opt(dict.py(), hooks)
+    };
+    match hooks {
+        Some(hooks) => Ok(hooks.cast::<PyDict>().is_ok_and(|hooks| hooks.is_empty())),
+        None => PyErr::take(dict.py()).map_or(Ok(false), Err),
+    }
 }
 
 /// Returns what a module holds in a table, such as `_parameters`. The outer `None` says that there is no such dict.
@@ -184,9 +165,9 @@ fn held<'py>(
     table: &Bound<'py, PyString>,
     name: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Option<Bound<'py, PyAny>>>> {
-    let Some(table) = item(own, table)? else { return Ok(None) };
+    let Some(table) = own.get_item(table)? else { return Ok(None) };
     let Ok(table) = table.cast_exact::<PyDict>() else { return Ok(None) };
-    Ok(Some(item(&table, name)?.map(|found| (*found).clone())))
+    table.get_item(name).map(Some)
 }
 
 /// Returns an attribute of a module: one that the object holds itself, a parameter or a buffer.
@@ -194,8 +175,8 @@ fn attribute<'py>(
     own: &Bound<'py, PyDict>,
     name: &Bound<'py, PyString>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    if let Some(found) = item(own, name)? {
-        return Ok(Some((*found).clone()));
+    if let Some(found) = own.get_item(name)? {
+        return Ok(Some(found));
     }
     for table in [intern!(own.py(), "_parameters"), intern!(own.py(), "_buffers")] {
         if let Some(found) = held(own, table, name)?.flatten() {
@@ -233,25 +214,26 @@ fn batch_norm<'py>(
 }
 
 impl Leaf {
-    fn of(class: &Bound<'_, PyAny>, function: &str, attributes: &[&str]) -> PyResult<Leaf> {
-        let py = class.py();
+    /// The leaf of a class. `None` if this version of PyTorch lacks the class.
+    fn of(
+        classes: &Bound<'_, PyModule>,
+        (class, kind, function, attributes): (&str, Kind, &str, &[&str]),
+    ) -> PyResult<Option<Leaf>> {
+        let py = classes.py();
+        let Some(class) = classes.getattr_opt(class)? else { return Ok(None) };
         let name = |name: &str| PyString::intern(py, name).unbind();
-        let kind = match attributes {
-            CONVOLUTION => Kind::Convolution,
-            BATCH_NORM => Kind::BatchNorm,
-            _ => Kind::Plain,
+        let methods = match kind {
+            Kind::Convolution => &["forward", "_conv_forward"][..],
+            Kind::Plain | Kind::BatchNorm => &["forward"],
         };
-        let is_convolution = kind == Kind::Convolution;
-        let methods = if is_convolution { &["forward", "_conv_forward"][..] } else { &["forward"] };
         let methods = methods.iter().map(|method| Ok((name(method), class.getattr(*method)?.unbind())));
-        Ok(Leaf {
+        Ok(Some(Leaf {
             methods: methods.collect::<PyResult<_>>()?,
-            class: class.clone().unbind(),
+            class: class.unbind(),
             function: name(function),
             attributes: attributes.iter().map(|attribute| name(attribute)).collect(),
             kind,
-            only_if: is_convolution.then(|| (name("padding_mode"), name("zeros"))),
-        })
+        }))
     }
 }
 
@@ -266,11 +248,11 @@ impl Torch {
         Ok(!is_scripted
             && module.getattr(intern!(py, "_compiled_call_impl"))?.is_none()
             && module.get_type().getattr(call)?.is(&self.call)
-            && item(own, call)?.is_none()
+            && own.get_item(call)?.is_none()
             && has_none(own, intern!(py, "_forward_hooks"))?
-            && has_none(&own, intern!(py, "_forward_pre_hooks"))?
-            && has_none(&own, intern!(py, "_backward_hooks"))?
-            && has_none(&own, intern!(py, "_backward_pre_hooks"))?
+            && has_none(own, intern!(py, "_forward_pre_hooks"))?
+            && has_none(own, intern!(py, "_backward_hooks"))?
+            && has_none(own, intern!(py, "_backward_pre_hooks"))?
             && has_none(globals, intern!(py, "_global_forward_hooks"))?
             && has_none(globals, intern!(py, "_global_forward_pre_hooks"))?
             && has_none(globals, intern!(py, "_global_backward_hooks"))?
@@ -289,21 +271,22 @@ impl Torch {
         let Some(leaf) = self.leaves.iter().find(|leaf| class.is(&leaf.class)) else { return Ok(None) };
         for (name, method) in &leaf.methods {
             let name = name.bind(py);
-            if !class.getattr(name)?.is(method) || item(own, name)?.is_some() {
+            if !class.getattr(name)?.is(method) || own.get_item(name)?.is_some() {
                 return Ok(None);
             }
         }
-        if let Some((name, value)) = &leaf.only_if
-            && !item(own, name.bind(py))?.is_some_and(|found| found.eq(value).unwrap_or_default())
-        {
-            return Ok(None);
+        if leaf.kind == Kind::Convolution {
+            let mode = own.get_item(intern!(py, "padding_mode"))?;
+            if !mode.is_some_and(|mode| mode.cast::<PyString>().is_ok_and(|mode| mode == "zeros")) {
+                return Ok(None);
+            }
         }
         let mut values: SmallVec<[Bound<'py, PyAny>; 10]> = smallvec![(*input).clone()];
         for name in &leaf.attributes {
             let Some(found) = attribute(own, name.bind(py))? else { return Ok(None) };
             values.push(found);
         }
-        let Some(function) = item(self.functional.bind(py), leaf.function.bind(py))? else { return Ok(None) };
+        let Some(function) = self.functional.bind(py).get_item(&leaf.function)? else { return Ok(None) };
         let outer = LEAF.replace(module.as_ptr());
         let result = match leaf.kind {
             Kind::BatchNorm => batch_norm(module, &function, &values),
@@ -437,9 +420,7 @@ pub fn methods<'py>(module: &Bound<'py, PyType>) -> PyResult<(Bound<'py, PyAny>,
     let py = module.py();
     TORCH.get_or_try_init(py, || -> PyResult<Torch> {
         let classes = py.import("torch.nn")?;
-        let leaves = LEAVES.iter().filter(|(class, _, _)| classes.hasattr(*class).unwrap_or_default());
-        let leaves = leaves
-            .map(|(class, function, attributes)| Leaf::of(&classes.getattr(*class)?, function, attributes));
+        let leaves = LEAVES.into_iter().filter_map(|leaf| Leaf::of(&classes, leaf).transpose());
         Ok(Torch {
             wrapped_call: module.getattr("_wrapped_call_impl")?.unbind(),
             call: module.getattr("_call_impl")?.unbind(),

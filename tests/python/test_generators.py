@@ -33,7 +33,7 @@ generator.
 def draw(s, i, rng):
     # The device draws from the default generator too.
     given = s.all[i] if i else None
-    how = rng.randrange(5)
+    how = rng.randrange(6)
     if how == 0:
         s.x = s.x * 0.5 + torch.rand(6, device=s.device, generator=given)
     elif how == 1:
@@ -42,6 +42,9 @@ def draw(s, i, rng):
         s.x = s.x + torch.bernoulli(torch.full((6,), 0.5, device=s.device), generator=given)
     elif how == 3:
         s.x[torch.randperm(6, device=s.device, generator=given)[:2]] = 1
+    elif how == 4:
+        weights = torch.arange(6.0, device=s.device)
+        s.x[torch.multinomial(weights, 1, generator=given)] = 0.25
     elif given is None:
         s.x = torch.nn.functional.dropout(s.x, 0.5)
     else:

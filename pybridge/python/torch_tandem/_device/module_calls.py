@@ -1,7 +1,7 @@
 """Calls of modules, and accesses to what they hold: `nn.Module.__call__` and `nn.Module.__getattr__`.
 
-Tandem's methods take the place of PyTorch's Python functions, which cost microseconds for each module. Dynamo and
-functions know PyTorch's own, so a program that uses one of them has these again, for good.
+Tandem's methods take the place of PyTorch's Python functions, which cost microseconds for each module.
+Dynamo and functions know PyTorch's own, so a program that uses one of them has these again, for good.
 """
 
 import functools

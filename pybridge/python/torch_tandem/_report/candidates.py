@@ -24,7 +24,7 @@ _has_functions = False
 
 
 def after_step(steps: int) -> bool:
-    """Begin or end the timing, if the number of optimizer steps says so. Return whether calls are to be timed."""
+    """Begin or end the timing by the number of optimizer steps. Return whether calls are to be timed."""
     global _begin, _last, _is_timing
     if not _last and steps >= FIRST and not _has_functions:
         _is_timing = True
