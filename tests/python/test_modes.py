@@ -58,6 +58,8 @@ def test_the_graph_as_text_for_graphviz_and_as_a_picture(tmp_path):
     assert dot.startswith("digraph") and "style=dashed" in dot
     picture = ET.parse(tmp_path / "graph.svg").getroot()
     assert len(picture.findall("{http://www.w3.org/2000/svg}rect")) == text.count("  -> ")
+    drawn = "\n".join(element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text"))
+    assert drawn.count("aten::") == dot.count("aten::") and "\u2026" not in drawn
 
 
 def test_beginning_anew():

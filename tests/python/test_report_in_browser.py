@@ -223,6 +223,13 @@ def test_times_on_a_long_axis_differ(browser):
     assert shown([0, 250, 7e6], 5e6) == ["0", "250 µs", "7 s"]
 
 
+def test_no_label_of_an_axis_is_cut(browser):
+    before = {"left": 0, "center": 30, "right": 60}  # pixels of a label that are left of its place
+    for x in range(100, 901, 10):
+        side = calculated(browser, f"axisSide({x}, 100, 900)", "axisSide")
+        assert 100 <= x - before[side] <= 900 - 60
+
+
 def test_functions_are_listed_by_the_time_that_they_saved(browser):
     browser.open(synthetic.page())
     cells = browser.texts("#functions tbody tr:first-child td")

@@ -404,7 +404,7 @@ function laneChart(timeline) {
         axisTime(tick, step),
         x,
         lanes.runner + tall + 20,
-        x < plot.left + 30 ? "left" : x > plot.left + plot.width - 30 ? "right" : "center",
+        axisSide(x, plot.left, plot.left + plot.width),
         colors.muted,
       );
     }
@@ -456,6 +456,11 @@ function laneChart(timeline) {
       timeline.dropped ? ` ${count(timeline.dropped)} older events are left out.` : "",
     ),
   );
+}
+
+// The alignment of a label at x, so that the first and the last one are not cut.
+function axisSide(x, from, to) {
+  return x < from + 30 ? "left" : x > to - 30 ? "right" : "center";
 }
 
 // A time on an axis whose ticks are this far apart.
