@@ -107,6 +107,19 @@ pub fn leaf(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
     unsafe { Bound::from_borrowed_ptr_or_opt(py, LEAF.get()) }
 }
 
+/// Whether modules are called without this function of `torch.nn.modules`, given its qualified name.
+pub fn is_left_out(function: &str) -> bool {
+    let Some((class, method)) = function.rsplit_once('.') else { return false };
+    match method {
+        "_call_impl" | "_wrapped_call_impl" => class == "Module",
+        "forward" | "_conv_forward" => {
+            class == "_BatchNorm"
+                || LEAVES.iter().any(|(leaf, kind, ..)| *leaf == class && *kind != Kind::BatchNorm)
+        }
+        _ => false,
+    }
+}
+
 /// Arguments of a method, as the interpreter passes them.
 #[derive(Clone, Copy)]
 struct Arguments<'a, 'py> {

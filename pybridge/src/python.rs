@@ -21,7 +21,7 @@ use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Frame, Locations, fold_recursion};
 
-use crate::modules::leaf;
+use crate::modules::{is_left_out, leaf};
 use crate::state::attributes_of;
 
 unsafe extern "C" {
@@ -67,8 +67,8 @@ const MANY: usize = 1 << 10;
 
 static CODES: Mutex<Option<Codes>> = Mutex::new(Rank::Codes, None);
 
-/// File of PyTorch's class of modules.
-const MODULE_FILE: &str = "/torch/nn/modules/module.py";
+/// Folder of PyTorch's modules.
+const MODULES: &str = "/torch/nn/modules/";
 
 /// Id of the code of this package. Not every stack has such frames, so locations leave them out.
 const OUR_OWN: u32 = u32::MAX;
@@ -118,9 +118,8 @@ impl Codes {
         let name: String = code.getattr("co_qualname")?.extract()?;
         let id = self.all.len() as u32;
         self.by_value.insert(digest, id);
-        let is_left_out = ["Module._call_impl", "Module._wrapped_call_impl"].contains(&name.as_str())
-            && file.ends_with(MODULE_FILE);
-        let calls_module = is_left_out || name.ends_with(".forward");
+        let is_left_out = file.contains(MODULES) && is_left_out(&name);
+        let calls_module = name.ends_with(".forward") || (is_left_out && name == "Module._call_impl");
         self.all.push(Code { file, name, lines: lines.into(), calls_module, is_left_out });
         Ok(id)
     }
@@ -358,10 +357,8 @@ impl Lines {
     pub fn functions(&mut self, location: LocationId, locations: &Locations) -> Vec<String> {
         let frames = self.frames(locations.user_frames(location));
         let launches = |f: &FrameText| f.file.starts_with("<frozen runpy") || f.file.ends_with("/bin/tandem");
-        let passes_on = |f: &FrameText| f.file.ends_with(MODULE_FILE);
         let named = |f: &Rc<FrameText>| format!("{}:{} {}", f.name, f.line, f.file_name());
-        let frames = frames.iter().rev().skip_while(|f| launches(f));
-        frames.filter(|f| !passes_on(f)).map(named).collect()
+        frames.iter().rev().skip_while(|f| launches(f)).map(named).collect()
     }
 }
 

@@ -287,3 +287,14 @@ def test_tracing_and_scripting():
             + ["aten::linear" in str(traced.inlined_graph), len(symbolic.graph.nodes) == 5]))
     """)
     assert seen == [True] * 6
+
+
+def test_profiles_with_stacks_have_pytorchs_functions():
+    seen = run("""
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        with torch.profiler.profile(with_stack=True) as profiled:
+            model(x)
+        names = {event.name for event in profiled.events()}
+        print(json.dumps([any("nn.Module: Linear" in name for name in names)]))
+    """)
+    assert seen == [True]

@@ -203,8 +203,8 @@ NAMED = {
     # The functions of expressions, some of which are called like operators.
     "kernels/cpu": ("table.rs", "tiles/program.rs"),
     "kernels/gpu": ("table.rs", "ops/", "print/"),
-    # "dot" is a format of graphs.
-    "pybridge": ("lib.rs",),
+    # "dot" is a format of graphs, "zeros" is a way of padding.
+    "pybridge": ("lib.rs", "modules.rs"),
 }
 """Files that may compare such names, by crate: the tables, the families of kernels, and other meanings."""
 

@@ -416,7 +416,7 @@ TT_EXPORT uint64_t ttc_random_key(void* generator);
 TT_EXPORT void ttc_generator_state(void* generator, uint32_t* words, int32_t* left, uint32_t* next);
 TT_EXPORT void ttc_set_generator_state(void* generator, const uint32_t* words, int32_t left, uint32_t next);
 // Whether `torch.jit.trace` records the calling thread's operators.
-TT_EXPORT int32_t ttc_is_scripted(void);
+TT_EXPORT int32_t ttc_is_scripted();
 // Writes `n` numbers as `exponential_` does to a contiguous tensor. Returns 0 and draws nothing if PyTorch raises.
 TT_EXPORT int32_t ttc_exponential(void* generator, float* to, int64_t n);
 TT_EXPORT void ttc_generator_retain(void* generator);

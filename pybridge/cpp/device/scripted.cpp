@@ -3,4 +3,4 @@
 
 #include "boundary/shim.h"
 
-extern "C" int32_t ttc_is_scripted(void) { return torch::jit::tracer::isTracing() ? 1 : 0; }
+extern "C" int32_t ttc_is_scripted() { return torch::jit::tracer::isTracing() ? 1 : 0; }

@@ -1,7 +1,8 @@
 """Calls of modules, and accesses to what they hold: `nn.Module.__call__` and `nn.Module.__getattr__`.
 
 Tandem's methods take the place of PyTorch's Python functions, which cost microseconds for each module.
-Dynamo and functions know PyTorch's own, so a program that uses one of them has these again, for good.
+Dynamo, functions and profiles with stacks know PyTorch's own, so a program that uses one of them has these
+again, for good.
 """
 
 import functools
@@ -44,6 +45,7 @@ def plain(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def install() -> None:
     """Replace the methods of `nn.Module`."""
     traced_within_callers(_watched_call, plain)
+    _use_torchs_with_stacks()
     if _are_ours_used:
         nn.Module.__call__, nn.Module.__getattr__ = _call, _getattr  # type: ignore[method-assign]
 
@@ -102,6 +104,20 @@ def _watched_call(self, *args, **kwargs):
         raise
     finally:
         _calls.inside = False
+
+
+def _use_torchs_with_stacks() -> None:
+    """Have PyTorch's methods in profiles with stacks, whose tracer knows a module's call by its code."""
+    profile = torch.autograd.profiler.profile
+    begin = profile.__init__
+
+    @functools.wraps(begin)
+    def __init__(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        if self.with_stack or self.with_modules:
+            use_torchs()
+
+    profile.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _know_torchs(utils: ModuleType) -> None:
