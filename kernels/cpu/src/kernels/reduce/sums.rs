@@ -405,9 +405,6 @@ fn run_wide_sum(x: &[f32], sum: &mut f64) {
     *sum = accumulate::sum(x.len(), |i| unsafe { at(x, i) });
 }
 
-/// Smallest number of products that are rounded to floats: their sum in `f32`, as PyTorch has it, has a larger error.
-const ROUNDED: usize = 512;
-
 widest! {
     fn dot_of(a: &[f32], b: &[f32], sum: &mut f64) => run_dot
 }
@@ -416,8 +413,7 @@ widest! {
 fn run_dot(a: &[f32], b: &[f32], sum: &mut f64) {
     let n = a.len().min(b.len());
     // SAFETY: `i < n`, the smaller of both lengths.
-    let (a, b) = (|i| unsafe { at(a, i) }, |i| unsafe { at(b, i) });
-    *sum = if n < ROUNDED { accumulate::products(n, a, b) } else { float_sum(n, |i| a(i) * b(i)) };
+    *sum = accumulate::products(n, |i| unsafe { at(a, i) }, |i| unsafe { at(b, i) });
 }
 
 widest! {
