@@ -22,6 +22,9 @@ use tandem_executor::threads::locks::{Mutex, Rank};
 
 use crate::ffi::ttc_is_scripted;
 
+/// Folder of PyTorch's modules.
+pub const MODULES: &str = "/torch/nn/modules/";
+
 /// PyTorch's own functions, and what they read.
 struct Torch {
     /// `Module._wrapped_call_impl`, which is `Module.__call__`.
@@ -49,14 +52,14 @@ struct Leaf {
     kind: Kind,
 }
 
-/// What `forward` does with the function.
+/// The steps of `forward`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It calls the function.
+    /// A call of the function.
     Plain,
-    /// It calls `_conv_forward`, which calls the function unless it pads.
+    /// A call of `_conv_forward`, which calls the function if `padding_mode` is `zeros`.
     Convolution,
-    /// It counts the batches and chooses between two kinds of statistics.
+    /// An increment of `num_batches_tracked`, and a call of the function with the running statistics or without.
     BatchNorm,
 }
 
@@ -199,6 +202,12 @@ fn attribute<'py>(
     Ok(None)
 }
 
+/// Whether the code of a function is in PyTorch's folder of modules.
+fn is_pytorchs(function: &Bound<'_, PyAny>) -> bool {
+    let file = function.getattr("__code__").and_then(|code| code.getattr("co_filename")?.extract::<String>());
+    file.is_ok_and(|file| file.replace('\\', "/").contains(MODULES))
+}
+
 /// Does what `_BatchNorm.forward` does with an input and the attributes of [`BATCH_NORM`]. `None` if the momentum
 /// depends on the number of batches.
 fn batch_norm<'py>(
@@ -227,7 +236,8 @@ fn batch_norm<'py>(
 }
 
 impl Leaf {
-    /// The leaf of a class. `None` if this version of PyTorch lacks the class.
+    /// The leaf of a class. `None` if this version of PyTorch lacks the class, or if the program has replaced a method
+    /// before Tandem was imported.
     fn of(
         classes: &Bound<'_, PyModule>,
         (class, kind, function, attributes): (&str, Kind, &str, &[&str]),
@@ -240,8 +250,12 @@ impl Leaf {
             Kind::Plain | Kind::BatchNorm => &["forward"],
         };
         let methods = methods.iter().map(|method| Ok((name(method), class.getattr(*method)?.unbind())));
+        let methods: Vec<(Py<PyString>, Py<PyAny>)> = methods.collect::<PyResult<_>>()?;
+        if !methods.iter().all(|(_, method)| is_pytorchs(method.bind(py))) {
+            return Ok(None);
+        }
         Ok(Some(Leaf {
-            methods: methods.collect::<PyResult<_>>()?,
+            methods,
             class: class.unbind(),
             function: name(function),
             attributes: attributes.iter().map(|attribute| name(attribute)).collect(),
@@ -392,8 +406,8 @@ unsafe fn enter(
     let named = names.map_or(0, |names| names.len());
     let all: &[Borrowed<'_, '_, PyAny>] = match n as usize + named {
         0 => &[],
-        // SAFETY: the interpreter passes so many pointers to objects, which it keeps alive during the call. A `Borrowed`
-        // is such a pointer.
+        // SAFETY: `arguments` points to `total` objects, which the interpreter keeps alive during the call. `Borrowed`
+        // is a transparent wrapper of a pointer.
         total => unsafe { std::slice::from_raw_parts(arguments.cast(), total) },
     };
     let (positional, keyword) = all.split_at(n as usize);
@@ -413,7 +427,7 @@ unsafe extern "C" fn call(
     n: Py_ssize_t,
     names: *mut PyObject,
 ) -> *mut PyObject {
-    // SAFETY: the interpreter passes what it has to pass to a method of this kind.
+    // SAFETY: the interpreter passes the arguments of a method with `METH_FASTCALL | METH_KEYWORDS`.
     unsafe { enter(Torch::call, module, arguments, n, names) }
 }
 
@@ -423,12 +437,12 @@ unsafe extern "C" fn getattr(
     n: Py_ssize_t,
     names: *mut PyObject,
 ) -> *mut PyObject {
-    // SAFETY: the interpreter passes what it has to pass to a method of this kind.
+    // SAFETY: the interpreter passes the arguments of a method with `METH_FASTCALL | METH_KEYWORDS`.
     unsafe { enter(Torch::getattr, module, arguments, n, names) }
 }
 
 /// Returns the methods that take the place of `Module.__call__` and `Module.__getattr__`. The class must have PyTorch's
-/// own methods at the first call.
+/// own methods at the first call; classes of modules may have others.
 pub fn methods<'py>(module: &Bound<'py, PyType>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let py = module.py();
     TORCH.get_or_try_init(py, || -> PyResult<Torch> {

@@ -21,7 +21,7 @@ use tandem_runtime::site::Stack;
 use tandem_tracegraph::ids::LocationId;
 use tandem_tracegraph::location::{Frame, Locations, fold_recursion};
 
-use crate::modules::{is_left_out, leaf};
+use crate::modules::{MODULES, is_left_out, leaf};
 use crate::state::attributes_of;
 
 unsafe extern "C" {
@@ -66,9 +66,6 @@ struct Code {
 const MANY: usize = 1 << 10;
 
 static CODES: Mutex<Option<Codes>> = Mutex::new(Rank::Codes, None);
-
-/// Folder of PyTorch's modules.
-const MODULES: &str = "/torch/nn/modules/";
 
 /// Id of the code of this package. Not every stack has such frames, so locations leave them out.
 const OUR_OWN: u32 = u32::MAX;

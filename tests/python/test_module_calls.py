@@ -289,6 +289,31 @@ def test_tracing_and_scripting():
     assert seen == [True] * 6
 
 
+@pytest.mark.parametrize(
+    "name",
+    ("Module.__call__", "Module._call_impl", "Module.__getattr__", "Linear.forward", "Conv1d._conv_forward"),
+)
+def test_methods_that_were_replaced_before_the_import(name):
+    code = f"""
+        import torch
+        from torch import nn
+        calls, before = [], nn.{name}
+        def replaced(self, *args, **kwargs):
+            calls.append(1)
+            return before(self, *args, **kwargs)
+        nn.{name} = replaced
+        import torch_tandem
+        model = nn.Sequential(nn.Linear(3, 3), nn.Conv1d(2, 2, 1))
+        calls.clear()
+        model(torch.ones(2, 3))
+        assert calls
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_profiles_with_stacks_have_pytorchs_functions():
     seen = run("""
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())

@@ -21,10 +21,13 @@ from torch_tandem._program.tracebacks import hide_frames
 Around = Callable[..., Any]
 """Function that is called instead of a thread's outermost module call. It makes the call with `plain`."""
 
-# The program may have replaced PyTorch's.
 _torch_call, _torch_getattr = nn.Module.__call__, nn.Module.__getattr__
 _call, _getattr = _core.module_methods(nn.Module)
-_are_ours_used = _torch_call is nn.Module._wrapped_call_impl
+# The program may have replaced PyTorch's before Tandem was imported.
+_are_ours_used = all(
+    getattr(getattr(function, "__code__", None), "co_filename", "") == nn.modules.module.__file__
+    for function in (_torch_call, nn.Module._call_impl, _torch_getattr)
+)
 _around: Around | None = None
 
 
